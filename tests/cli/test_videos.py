@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
 from lightning_rl.cli.app import run
+from lightning_rl.envs import ActionChunk
 from lightning_rl.training.callbacks import VideoSettings
 from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks.video import _TimeShare
@@ -399,3 +400,43 @@ def test_without_a_window_it_says_how_to_film(evaluated, monkeypatch, capfd):
     assert_names(
         refusal_of(capfd, "--data.env", "CartPole"), "rl-cli: error:", "CartPole", "--video true"
     )
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_film_of_chunks_shows_each_env_step_at_the_rate_of_the_env(tmp_path, vectorization):
+    single = partial(GymnasiumEnv, id="CartPole-v1", vectorization=vectorization)
+    data = {"num_eval_episodes": 2, "total_env_steps": 192}
+    module, _, _ = filmed(tmp_path, env=partial(ActionChunk, env=single, chunk_size=3), data=data)
+    frames, fps = decode(tmp_path / "videos" / films(tmp_path, "eval_*")[0])
+    lengths = module.evaluation["lengths"]
+    assert fps == 25  # every other step of 50 a second
+    assert len(frames) == 1 + max(lengths) // 2 + 1  # of the reset, of the steps, and the end
+    moves = np.abs(np.diff(tile(frames, 0), axis=0)).max((1, 2, 3)) > 60
+    assert moves[: lengths[0] // 2].all()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "torch"])
+def test_pictures_within_a_chunk_are_those_of_single_steps(vectorization):
+    make = {"torch": PushCube}.get(
+        vectorization, partial(GymnasiumEnv, id="Pendulum-v1", vectorization=vectorization)
+    )
+    single, chunked = make(2), ActionChunk(2, make, chunk_size=4, execute=3)
+    for env in (single, chunked):
+        env.make_renderable()
+        env.reset(seed=[1, 2])
+    actions = torch.rand(2, 4, *single.single_action_space.shape) * 2 - 1
+    assert chunked.film([1], 2) == {}
+    for turn, steps in enumerate([(2,), (4, 6)]):
+        chunked.step(actions)
+        for step in range(3 * turn + 1, 3 * turn + 4):
+            single.step(actions[:, (step - 1) % 3])
+            if step in steps:
+                pictures = single.render([1])
+        taken = chunked.film([1], 2)
+        assert [(step, list(rows)) for step, rows in taken.items()] == [(s, [1]) for s in steps]
+        assert np.array_equal(taken[steps[-1]][1], pictures[0])
+    chunked.film([], 2)
+    chunked.step(actions)
+    assert chunked.film([], 2) == {}
+    for env in (single, chunked):
+        env.close()

@@ -1,5 +1,6 @@
 """Films: of every form of an id, to every logger that takes them, or an error where they are asked for."""
 
+from functools import partial
 from pathlib import Path
 
 import av
@@ -11,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from lightning_rl import GymnasiumEnv
 from lightning_rl.cli.app import run
+from lightning_rl.envs import ActionChunk
 from lightning_rl.envs.gymnasium.making import spec_of
 from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.system.errors import EnvFaultError
@@ -127,6 +129,13 @@ def test_a_film_that_cannot_be_made_is_an_error_where_it_is_asked_for(
         assert error.startswith("rl-cli: error: ")
         assert_names(error, "film", reason)
     assert names(directory) == []
+
+
+def test_a_renderer_that_fails_within_a_chunk_ends_the_film_only(here, tmp_path):
+    env = partial(ActionChunk, env=partial(GymnasiumEnv, id="filmed_envs:Failing-v0"), chunk_size=4)
+    with refused(UserWarning, names="the graphics card is gone"):
+        module, _, _ = train(tmp_path / "run", env=env, trainer={"video": VideoSettings()})
+    assert set(module.evaluation["lengths"]) == {4}
 
 
 def test_a_film_that_cannot_be_written_is_an_error(here, capfd):

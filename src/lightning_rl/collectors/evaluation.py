@@ -35,10 +35,11 @@ the step limit, not by the env); `success` (bool, None if not reported); `interv
 with an intervention, None if not reported); `metrics` {name: value at the last step}.
 """
 
-Watcher = Callable[[int, Tensor, Tensor], None]
+Watcher = Callable[[Tensor, Tensor, Tensor], None]
 """Observer of the episodes, called after the reset and after each step; it must not change them.
 
-Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool.
+Arguments: the env steps [N] int64 and the returns [N] float64 so far, and the mask of running
+episodes [N] bool.
 """
 
 
@@ -96,8 +97,8 @@ def run_episodes(
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None
     episodes: dict[int, Episode] = {}
     for watch in watchers:
-        watch(0, returns, playing.running)
-    for step, info in enumerate(playing, 1):
+        watch(lengths, returns, playing.running)
+    for info in playing:
         returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
         executed = info.get("executed")  # if an action is a chunk
         lengths += 1 if executed is None else executed.sum(-1).cpu()
@@ -116,7 +117,7 @@ def run_episodes(
                 **_final_reports(info, i),
             }
         for watch in watchers:
-            watch(step, returns, playing.running)
+            watch(lengths, returns, playing.running)
     return [episodes[i] for i in range(len(seeds))]
 
 

@@ -1,5 +1,6 @@
 """Execute a chunk of actions in a single Gymnasium env."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -29,6 +30,9 @@ class ChunkWrapper(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, chunk_size: int, execute: int | None = None) -> None:
         super().__init__(env)
         self._chunk_size, self._execute = chunk_size, execute or chunk_size
+        self._elapsed = 0  # env steps of the episode
+        self.picture_every = 0  # env steps between two pictures; 0: none
+        self.pictures: list[tuple[int, Any]] = []  # of the last chunk, with their env step
         self.action_space = repeated(env.action_space, chunk_size)
         self.observation_space = gymnasium.spaces.Dict(
             {
@@ -42,15 +46,20 @@ class ChunkWrapper(gymnasium.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
+        self._elapsed = 0  # an automatic reset keeps the pictures of the last chunk
         return self._with_report(observation, *self._not_executed()), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         step_reward, executed = self._not_executed()
         terms: dict[str, Any] = {}
         taken_over: dict[str, Any] = {}
+        self.pictures = []
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
             step_reward[k], executed[k] = float(reward), 1
+            self._elapsed += 1
+            if self.picture_every and self._elapsed % self.picture_every == 0:
+                self.pictures.append((self._elapsed, picture_or_error(self.env.render)))
             report = info.get("rewards")
             if isinstance(report, dict):
                 for name, value in report.items():
@@ -75,6 +84,14 @@ class ChunkWrapper(gymnasium.Wrapper):
         self, observation: Any, step_reward: np.ndarray, executed: np.ndarray
     ) -> dict[str, Any]:
         return {"observation": observation, "step_reward": step_reward, "executed": executed}
+
+
+def picture_or_error(render: Callable[[], Any]) -> Any:
+    """Return a picture, or the text of the error: a broken film must not end an episode."""
+    try:
+        return render()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:

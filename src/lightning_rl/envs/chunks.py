@@ -1,16 +1,25 @@
 """Act by chunks of K actions, which the env executes one after the other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, interventions
+from lightning_rl.envs.chunk_wrapper import ChunkWrapper, picture_or_error, repeated
+from lightning_rl.envs.vector_env import (
+    Info,
+    Observation,
+    Options,
+    Seed,
+    VectorEnv,
+    interventions,
+    one_picture,
+)
 from lightning_rl.envs.wrapper import VectorEnvWrapper
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, require
@@ -36,6 +45,9 @@ class WrapsSingleEnvs(Protocol):
 
     def wrap_single_envs(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
         """Add one wrapper around each env; restarts all envs and updates the spaces."""
+
+    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
+        """Return the pictures that a `ChunkWrapper` has taken; see `VectorEnv.film`."""
 
 
 class ActionChunk(VectorEnvWrapper):
@@ -77,7 +89,9 @@ class ActionChunk(VectorEnvWrapper):
         super().__init__(env(num_envs))
         self.chunk_size = chunk_size
         self.steps_per_action = chunk_size if execute is None else execute
-        self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
+        self._film: tuple[Sequence[int], int] = ((), 1)
+        self._pictures: dict[int, dict[int, Any]] = {}
+        self._elapsed = 0  # env steps since the reset of all envs
         self.reports_penalty = False  # no algorithm reads penalties of chunks
         if isinstance(self.env, WrapsSingleEnvs):
             self.env.wrap_single_envs(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
@@ -116,6 +130,7 @@ class ActionChunk(VectorEnvWrapper):
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         observation, info = self.env.reset(seed, options)
+        self._elapsed, self._pictures = 0, {}
         return self._inner(observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
@@ -127,12 +142,14 @@ class ActionChunk(VectorEnvWrapper):
         step_reward = torch.zeros(self.num_envs, self.chunk_size, device=self.device)
         executed = torch.zeros_like(step_reward, dtype=torch.bool)
         merged: dict[str, Any] = {}
+        self._pictures = {}
         for k in range(self.steps_per_action):
             reward, ended, out_of_time, info = env.advance(action[:, k], active)
             step_reward[:, k], executed[:, k] = reward, active
             if self.reports_interventions:
                 self._take_over(merged, action, k, info, active)
             _merge(merged, info, active)
+            self._take_pictures(active)
             terminated, truncated = terminated | ended, truncated | out_of_time
             active = active & ~(ended | out_of_time)
             if self.device.type == "cpu" and not active.any():
@@ -140,6 +157,25 @@ class ActionChunk(VectorEnvWrapper):
         observation, final = env.reset_finished(~active)
         fields = {"final_obs": final, "step_reward": step_reward, "executed": executed}
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
+
+    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
+        if isinstance(self.env, WrapsSingleEnvs):
+            return self.env.film(rows, every)
+        self._film = (rows, every)
+        name = type(self.env).__name__
+        return {
+            step: {row: one_picture(name, picture) for row, picture in pictures.items()}
+            for step, pictures in self._pictures.items()
+        }
+
+    def _take_pictures(self, active: Tensor) -> None:
+        self._elapsed += 1
+        rows, every = self._film
+        if rows and self._elapsed % every == 0 and (rows := [i for i in rows if active[i]]):
+            pictures = picture_or_error(partial(self.env.render, rows))
+            if isinstance(pictures, str):
+                pictures = [pictures] * len(rows)
+            self._pictures[self._elapsed] = dict(zip(rows, pictures, strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         return self._inner(self.env.load_state_dict(state))

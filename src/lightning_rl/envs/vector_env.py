@@ -180,6 +180,20 @@ class VectorEnv(ABC):
             "turn videos off."
         )
 
+    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
+        """Return pictures from within the last action, and take those of the next action.
+
+        An env whose action is one step has none: `render` follows each step.
+
+        Args:
+            rows: envs of which the next action takes pictures.
+            every: env steps of an episode between two pictures.
+
+        Returns:
+            uint8 [H, W, 3] by row, by env step of the episode.
+        """
+        return {}
+
     def show(self) -> None:
         """Open a window that shows every step after the next `reset`; restarts all envs.
 

@@ -22,6 +22,7 @@ class VectorEnvWrapper(VectorEnv):
     load_state_dict = delegated(VectorEnv.load_state_dict, "env")
     make_renderable = delegated(VectorEnv.make_renderable, "env")
     render = delegated(VectorEnv.render, "env")
+    film = delegated(VectorEnv.film, "env")
     show = delegated(VectorEnv.show, "env")
     stop_interventions = delegated(VectorEnv.stop_interventions, "env")
     add_events = delegated(VectorEnv.add_events, "env")

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.chunk_wrapper import ChunkWrapper
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.kept_info import KeptInfo
@@ -346,6 +347,17 @@ class GymnasiumEnv(VectorEnv):
             f"Env '{self.id}' returns no pictures: call make_renderable() before its reset.",
         )
         return np.stack([one_picture(f"Env '{self.id}'", picture) for picture in drawn])
+
+    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
+        if ChunkWrapper not in [getattr(wrapper, "func", None) for wrapper in self._wrappers]:
+            return {}
+        pictures: dict[int, dict[int, np.ndarray]] = {}
+        for row, taken in enumerate(self._env.call("pictures")):
+            for step, drawn in taken:
+                pictures.setdefault(step, {})[row] = one_picture(f"Env '{self.id}'", drawn)
+        turns = [every if i in rows else 0 for i in range(self.num_envs)]
+        self._env.set_attr("picture_every", turns)
+        return pictures
 
     def close(self) -> None:
         self._env.close()

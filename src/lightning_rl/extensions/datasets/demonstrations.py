@@ -217,8 +217,7 @@ class DatasetCollector(Collector):
 
 
 def _fps_of(env: VectorEnv) -> float | None:
-    inner = env.env if isinstance(env, ActionChunk) else env
-    return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
+    return None if env.render_fps == VectorEnv.render_fps else env.render_fps
 
 
 def _tokenizer_for(

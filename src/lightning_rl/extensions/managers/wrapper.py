@@ -70,7 +70,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
     ) -> None:
         super().__init__(env(num_envs))
         name = f"{type(self).__name__} around {type(self.env).__name__}"
-        self.step_dt = 1.0 / self.env.render_fps
+        self.step_dt = self.env.steps_per_action / self.env.render_fps
         if terminations:
             # An end must precede the autoreset: the terms wrap the single envs.
             self._end_each(terminations, name)

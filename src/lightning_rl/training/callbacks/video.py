@@ -193,21 +193,32 @@ class VideoRecorder(Callback):
         film = self._film = Film(count, stride, capacity)
         shown, ends = set(range(count)), dict[int, int]()
 
-        def watch(step: int, returns: Tensor, running: Tensor) -> None:
+        def watch(lengths: Tensor, returns: Tensor, running: Tensor) -> None:
             rows = [i for i, runs in enumerate(running[:count].tolist()) if runs]
             for i in set(range(count)) - ends.keys() - set(rows):
-                ends[i] = step
-            if shown and (film.wants(step) or not rows):
+                ends[i] = int(lengths[i])
+            if shown:
+                step = int(lengths[rows].max()) if rows else max(ends.values())
                 self._attempt(lambda: look(step, returns, rows))
 
         def look(step: int, returns: Tensor, rows: list[int]) -> None:
             with calls("render"):
-                pictures = dict(zip(rows, _pictures(env, rows), strict=True)) if rows else {}
+                taken = env.film(rows, film.stride)  # within a chunk of actions
+                if not taken and rows and film.wants(step):
+                    taken[step] = dict(zip(rows, _pictures(env, rows), strict=True))
+            for moment in sorted(taken):
+                if film.wants(moment):
+                    show(moment, taken[moment], returns)
+                    film.take()
+            if shown and not rows:
+                show(step, {}, returns)
+                film.take(last=True)
+
+        def show(step: int, pictures: dict[int, np.ndarray], returns: Tensor) -> None:
             for i in sorted(shown):
                 when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
                 film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
-            film.take(last=not rows)
-            shown.intersection_update(rows)
+            shown.intersection_update(pictures)
 
         return watch
 

@@ -15,7 +15,7 @@ class EpisodeLines(Callback):
         evaluation = algorithm_of(pl_module).evaluation
         ended = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
         for i, (seed, value, length) in enumerate(ended):
-            _print_episode(i, len(evaluation["seeds"]), seed, value, f"{length} env steps")
+            _print_episode(i, len(evaluation["seeds"]), seed, value, length)
         _print_average(evaluation["avg_reward"])
 
 
@@ -44,12 +44,11 @@ class Window(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         data = data_of(trainer)
-        taken = "env steps" if data.eval_env.steps_per_action == 1 else "chunks"
 
-        def watch(step: int, returns: Tensor, running: Tensor) -> None:
+        def watch(lengths: Tensor, returns: Tensor, running: Tensor) -> None:
             if not running.any():
                 count, value = data.num_eval_episodes, float(returns[0])
-                _print_episode(batch_idx, count, batch[0], value, f"{step} {taken}")
+                _print_episode(batch_idx, count, batch[0], value, int(lengths[0]))
 
         algorithm_of(pl_module).watch_next(watch)
 
@@ -57,9 +56,9 @@ class Window(Callback):
         _print_average(algorithm_of(pl_module).evaluation["avg_reward"])
 
 
-def _print_episode(index: int, count: int, seed: int, value: float, length: str) -> None:
-    line = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
-    tell(line)
+def _print_episode(index: int, count: int, seed: int, value: float, length: int) -> None:
+    episode = f"Episode {index + 1} of {count} (seed {seed})"
+    tell(f"{episode}: return {value:.2f} after {length} env steps")
 
 
 def _print_average(average: float) -> None:
