@@ -14,7 +14,7 @@ from lightning_rl import GymnasiumEnv
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk
 from lightning_rl.envs.gymnasium.making import spec_of
-from lightning_rl.envs.vector_env import one_picture
+from lightning_rl.envs.pictures import one_picture
 from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.training.callbacks import VideoSettings
 from tests.helpers import train

@@ -1,12 +1,12 @@
 """Execute a chunk of actions in a single Gymnasium env."""
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.envs.pictures import picture_or_error
 from lightning_rl.envs.step_results import one_number
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.structured_actions import StructuredActions
@@ -84,14 +84,6 @@ class ChunkWrapper(gymnasium.Wrapper):
         self, observation: Any, step_reward: np.ndarray, executed: np.ndarray
     ) -> dict[str, Any]:
         return {"observation": observation, "step_reward": step_reward, "executed": executed}
-
-
-def picture_or_error(render: Callable[[], Any]) -> Any:
-    """Return a picture, or the text of the error: a broken film must not end an episode."""
-    try:
-        return render()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:

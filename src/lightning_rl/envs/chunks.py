@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunk_wrapper import ChunkWrapper, picture_or_error, repeated
+from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
+from lightning_rl.envs.pictures import one_picture, picture_or_error
 from lightning_rl.envs.vector_env import (
     Info,
     Observation,
@@ -18,7 +19,6 @@ from lightning_rl.envs.vector_env import (
     Seed,
     VectorEnv,
     interventions,
-    one_picture,
 )
 from lightning_rl.envs.wrapper import VectorEnvWrapper
 from lightning_rl.rollout.contract import FieldSpec
@@ -46,8 +46,11 @@ class WrapsSingleEnvs(Protocol):
     def wrap_single_envs(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
         """Add one wrapper around each env; restarts all envs and updates the spaces."""
 
-    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
-        """Return the pictures that a `ChunkWrapper` has taken; see `VectorEnv.film`."""
+    def swap_pictures(self, every: Sequence[int]) -> Sequence[Sequence[tuple[int, Any]]]:
+        """Return each env's pictures with their env step, and take others each `every` [N] steps.
+
+        0 takes none. See `ChunkWrapper`.
+        """
 
 
 class ActionChunk(VectorEnvWrapper):
@@ -159,13 +162,27 @@ class ActionChunk(VectorEnvWrapper):
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 
     def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
+        """Return pictures from within the last chunk, and take those of the next chunk.
+
+        Args:
+            rows: envs of which the next chunk takes pictures.
+            every: env steps of an episode between two pictures.
+
+        Returns:
+            uint8 [H, W, 3] by row, by env step of the episode.
+        """
+        taken = self._pictures
         if isinstance(self.env, WrapsSingleEnvs):
-            return self.env.film(rows, every)
+            turns = [every if row in rows else 0 for row in range(self.num_envs)]
+            taken = {}
+            for row, pictures in enumerate(self.env.swap_pictures(turns)):
+                for step, picture in pictures:
+                    taken.setdefault(step, {})[row] = picture
         self._film = (rows, every)
         name = type(self.env).__name__
         return {
             step: {row: one_picture(name, picture) for row, picture in pictures.items()}
-            for step, pictures in self._pictures.items()
+            for step, pictures in taken.items()
         }
 
     def _take_pictures(self, active: Tensor) -> None:

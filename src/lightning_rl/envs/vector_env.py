@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -12,13 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.infos import check_info
-from lightning_rl.envs.step_results import (
-    KINDS,
-    ObservedChoices,
-    check_like,
-    kind_of,
-    shortened,
-)
+from lightning_rl.envs.step_results import ObservedChoices, check_like
 from lightning_rl.rollout.contract import (
     INFO,
     FieldSpec,
@@ -29,7 +22,7 @@ from lightning_rl.rollout.contract import (
     time_major,
 )
 from lightning_rl.rollout.goals import GoalFunction
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from lightning_rl.system.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such tensors."""
@@ -181,17 +174,7 @@ class VectorEnv(ABC):
         )
 
     def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
-        """Return pictures from within the last action, and take those of the next action.
-
-        An env whose action is one step has none: `render` follows each step.
-
-        Args:
-            rows: envs of which the next action takes pictures.
-            every: env steps of an episode between two pictures.
-
-        Returns:
-            uint8 [H, W, 3] by row, by env step of the episode.
-        """
+        """Return pictures from within the last action; see `ActionChunk.film`."""
         return {}
 
     def show(self) -> None:
@@ -414,40 +397,3 @@ def check_results(
 
 def _check_final(env: Any, slot: Any, final: Any) -> None:
     check_like(type(env).__name__, final, slot, "final_obs")
-
-
-CHANNELS = (1, 3, 4)
-"""Possible channels of a picture: grey, colours, and colours with transparency."""
-
-
-def one_picture(name: str, drawn: Any) -> np.ndarray:
-    """Return a rendering of an env as one picture uint8 [H, W, 3]; several cameras form a row.
-
-    Grey and transparent pictures, channels first, lists, bool, and floats in [0, 1] are converted.
-
-    Raises:
-        EnvFaultError: names the env and what its `render` returned.
-    """
-    array = drawn.detach().cpu().numpy() if isinstance(drawn, Tensor) else drawn
-    if isinstance(array, list | tuple) and isinstance(next(iter(array), None), Tensor | np.ndarray):
-        cameras = [one_picture(name, camera) for camera in array]
-        height = max(len(picture) for picture in cameras)
-        padded = [np.pad(one, ((0, height - len(one)), (0, 0), (0, 0))) for one in cameras]
-        return np.concatenate(padded, axis=1)
-    with suppress(ValueError):  # a ragged list
-        array = np.asarray(array)
-        array = array[..., None] if array.ndim == 2 else array
-        if array.ndim == 3 and array.shape[-1] not in CHANNELS and array.shape[0] in CHANNELS:
-            array = np.moveaxis(array, 0, -1)
-    kind = kind_of(getattr(array, "dtype", None))
-    limit = 1 if kind in "bf" else 255
-    is_picture = kind in KINDS and array.ndim == 3 and array.shape[-1] in CHANNELS and array.size
-    if not is_picture or not ((array >= 0) & (array <= limit)).all():
-        numbers = f", from {array.min():.4g} to {array.max():.4g}" if is_picture else ""
-        raise EnvFaultError(
-            f"{name} returned {shortened(drawn)}{numbers} from render instead of a picture: uint8 "
-            "[H, W, 3], or grey, transparent, channels first, or floats from 0 to 1."
-        )
-    scaled = (array * 255).round() if kind in "bf" else array
-    colours = scaled.astype(np.uint8)[..., :3]
-    return colours if colours.shape[-1] == 3 else colours.repeat(3, axis=-1)

@@ -18,6 +18,7 @@ from lightning_rl.envs.infos import InfoReader as InfoReader
 from lightning_rl.envs.infos import report_intervention as report_intervention
 from lightning_rl.envs.infos import to_tensors as to_tensors
 from lightning_rl.envs.other_libraries import replacement as replacement
+from lightning_rl.envs.pictures import one_picture as one_picture
 from lightning_rl.envs.step_results import KINDS as KINDS
 from lightning_rl.envs.step_results import bounds_of as bounds_of
 from lightning_rl.envs.step_results import check_vector as check_vector
@@ -38,7 +39,6 @@ from lightning_rl.envs.vector_env import Options as Options
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import Seed as Seed
 from lightning_rl.envs.vector_env import interventions as interventions
-from lightning_rl.envs.vector_env import one_picture as one_picture
 from lightning_rl.envs.vector_env import wrap_arrays as wrap_arrays
 from lightning_rl.envs.watch import EnvWatch as EnvWatch
 from lightning_rl.system.machine import MachineSettings as MachineSettings

@@ -16,7 +16,6 @@ from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunk_wrapper import ChunkWrapper
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.kept_info import KeptInfo
@@ -37,6 +36,7 @@ from lightning_rl.envs.infos import (
     read_penalty,
     to_tensors,
 )
+from lightning_rl.envs.pictures import one_picture
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
@@ -47,7 +47,6 @@ from lightning_rl.envs.vector_env import (
     RolloutStepper,
     Seed,
     VectorEnv,
-    one_picture,
     wrap_arrays,
 )
 from lightning_rl.rollout.contract import map_tree
@@ -348,15 +347,10 @@ class GymnasiumEnv(VectorEnv):
         )
         return np.stack([one_picture(f"Env '{self.id}'", picture) for picture in drawn])
 
-    def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
-        if ChunkWrapper not in [getattr(wrapper, "func", None) for wrapper in self._wrappers]:
-            return {}
-        pictures: dict[int, dict[int, np.ndarray]] = {}
-        for row, taken in enumerate(self._env.call("pictures")):
-            for step, drawn in taken:
-                pictures.setdefault(step, {})[row] = one_picture(f"Env '{self.id}'", drawn)
-        turns = [every if i in rows else 0 for i in range(self.num_envs)]
-        self._env.set_attr("picture_every", turns)
+    def swap_pictures(self, every: Sequence[int]) -> Sequence[Sequence[tuple[int, Any]]]:
+        """Return the pictures of each env's `ChunkWrapper`, and set when it takes others."""
+        pictures: Sequence[Any] = self._env.call("pictures")
+        self._env.set_attr("picture_every", every)
         return pictures
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.collectors.evaluation import Watcher
-from lightning_rl.envs.vector_env import VectorEnv, one_picture
+from lightning_rl.envs.pictures import one_picture
+from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.envs.watch import EnvTimeoutError
 from lightning_rl.system.errors import ConfigurationError, check_range
 from lightning_rl.system.files import write_atomically
