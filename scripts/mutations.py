@@ -978,8 +978,8 @@ MUTATIONS = (
     Mutation(
         "policies/weights.py",
         "weights that the model does not have pass unseen",
-        "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))",
-        "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), ({}, own)))",
+        "pairs = (state, weights), (weights, state)",
+        "pairs = (state, weights), ({}, state)",
         "numerics/test_custom_vla.py",
     ),
     # --- envs ---
@@ -1543,14 +1543,14 @@ MUTATIONS = (
     Mutation(
         "cli/app.py",
         "a directory that is typed does not hold the resumed run",
-        "        if typed is not None and expanded(typed).resolve() != own.resolve():",
+        "        if typed is not None and expanded(typed).resolve() != directory.resolve():",
         "        if False:",
         "cli/test_commands.py",
     ),
     Mutation(
         "cli/app.py",
         "a run from an earlier checkpoint replaces the later ones",
-        "    return here < end",
+        "    return env_steps < last_steps",
         "    return False",
         "cli/test_commands.py",
     ),
@@ -1741,7 +1741,7 @@ MUTATIONS = (
     Mutation(
         "training/data.py",
         "off-policy: a resumed run begins with an empty replay",
-        "            self.replay.load_state_dict(states[own], self._replays_restored)\n",
+        "            self.replay.load_state_dict(states[rank], self._replays_restored)\n",
         "            pass\n",
         "faults/test_replay_files.py equivalence/test_off_policy.py",
     ),
@@ -1965,7 +1965,7 @@ MUTATIONS = (
     Mutation(
         "policies/distributions/exploring.py",
         "DQN: with epsilon 1 the mode is the first action",
-        'drawn["action"] = output.argmax(-1)',
+        'fields["action"] = output.argmax(-1)',
         "pass",
         "numerics/test_dqn.py",
     ),

@@ -68,27 +68,29 @@ class SavedRun:
         arguments = self._model().get("init_args", {})
         model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
         self._check("load_policy", model, {})
+        # The saved spaces: no env is needed to build a policy.
         config = self._with_spaces(model["init_args"]["policy"], "load_policy")
         with self.building():
             return self._build(config, kind, "model.policy")
 
-    def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
-        """Build the algorithm; its base class must be `cls`. `given` replaces saved arguments.
+    def algorithm(self, cls: type, overrides: Mapping[str, Any]) -> Any:
+        """Build the algorithm; its base class must be `cls`. `overrides` replaces saved arguments.
 
         Raises:
             ConfigurationError: as for `policy`, and if the checkpoint holds another class.
         """
         model = self._model()
-        arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
+        # The caller's objects replace saved settings, which are not built then.
+        arguments = {k: v for k, v in model.get("init_args", {}).items() if k not in overrides}
         model = {**model, "init_args": arguments}
-        named = str(model.get("class_path", "")).rpartition(".")[2]
-        call = f"{named if named.isidentifier() else cls.__name__}.load_from_checkpoint"
-        self._check(call, model, given)
+        name = str(model.get("class_path", "")).rpartition(".")[2]
+        call = f"{name if name.isidentifier() else cls.__name__}.load_from_checkpoint"
+        self._check(call, model, overrides)
         kind = self._class_of(model, cls)
         if "policy" in arguments:
             arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
         with self.building():
-            return kind(**self._arguments_of(kind, arguments, "model"), **given)
+            return kind(**self._arguments_of(kind, arguments, "model"), **overrides)
 
     def env_factory(self, kind: Any) -> Callable[[int], Any]:
         """Return the env factory of the run; `kind` is its declared type.
@@ -105,14 +107,14 @@ class SavedRun:
 
     def _model(self) -> dict[str, Any]:
         model = self.settings.get("model", {})
-        is_one = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
-        require(is_one, f"The configuration in {self.path} has no section `model`.")
+        is_section = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
+        require(is_section, f"The configuration in {self.path} has no section `model`.")
         return cast(dict[str, Any], model)
 
-    def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
+    def _check(self, call: str, model: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         self._refuse_code({"model": written(model)})
         lacks = missing_settings(model["init_args"])
-        if "policy" not in {**model["init_args"], **given}:
+        if "policy" not in {**model["init_args"], **overrides}:
             lacks["policy"] = "it holds no configuration of it"
         arguments = sorted({f"{name.partition('.')[0]}=..." for name in lacks})
         require(
@@ -127,6 +129,7 @@ class SavedRun:
         try:
             checked = checked_config(dump_yaml(config), self.path, self._cure)
         except ConfigurationError:
+            # The signature only counts where the check has refused: most configs need none.
             if not is_own(self.content):
                 raise
             self.trusted = True
@@ -136,23 +139,23 @@ class SavedRun:
             rank_zero_info(f"The checkpoint {self.path} reads these files as data: {reads}.")
 
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
-        found = cls  # a class inside a class or function has no saved path
+        saved_class = cls  # a class inside a class or function has no saved path
         if "class_path" in model and not missing_settings(model["class_path"]):
             with self.building():
-                found = self._named(model["class_path"], "model")
-        name = getattr(found, "__name__", found)
+                saved_class = self._named(model["class_path"], "model")
+        name = getattr(saved_class, "__name__", saved_class)
         require(
-            isinstance(found, type) and issubclass(found, cls),
+            isinstance(saved_class, type) and issubclass(saved_class, cls),
             f"The checkpoint {self.path} holds a {name}, which is no {cls.__name__}. Load it by "
             f"{name}.load_from_checkpoint, or by Algorithm.load_from_checkpoint, which loads any "
             "algorithm.",
         )
         require(
-            not isabstract(found),
+            not isabstract(saved_class),
             f"The checkpoint {self.path} does not name its algorithm. Load it by "
             "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint.",
         )
-        return found
+        return saved_class
 
     def _with_spaces(self, policy: Any, call: str) -> Any:
         spaces = self.content[STATE_KEY].get(SPACES_KEY)
@@ -162,8 +165,8 @@ class SavedRun:
             f"Pass a policy: {call}(path, policy=...).",
         )
         with restoring("spaces"):
-            made = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
-            return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
+            arguments = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
+            return {**policy, "init_args": {**policy.get("init_args", {}), **arguments}}
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -178,6 +181,7 @@ class SavedRun:
                 yield
         except Exception as error:
             cause: BaseException | None = error
+            # The user's error has the cure; errors of libraries wrap it.
             while cause is not None and not isinstance(cause, ConfigurationError):
                 cause = cause.__cause__ or cause.__context__
             raise ConfigurationError(
@@ -187,44 +191,47 @@ class SavedRun:
 
     def _build(self, value: Any, kind: Any, path: str) -> Any:
         parts = parts_of(kind)
-        kinds = [get_origin(one) or one for one in parts.plain]
+        kinds = [get_origin(kind) or kind for kind in parts.plain]
         if isinstance(value, dict) and "class_path" in value and parts.families:
             return self._object(value, parts.families, path)
         if isinstance(value, dict) and parts.group is not None:
             return parts.group(**self._arguments_of(parts.group, value, path))
         if isinstance(value, dict) and parts.values is not None:
-            return {k: self._build(one, parts.values, f"{path}.{k}") for k, one in value.items()}
+            return {k: self._build(v, parts.values, f"{path}.{k}") for k, v in value.items()}
         if isinstance(value, list) and parts.entries is not None:
-            return [self._build(one, parts.entries, f"{path}.{i}") for i, one in enumerate(value)]
+            return [self._build(v, parts.entries, f"{path}.{i}") for i, v in enumerate(value)]
         if isinstance(value, list) and np.ndarray in kinds:
             return np.asarray(value, np.float32)  # spaces have float32 bounds, and warn of others
         if isinstance(value, list) and tuple in kinds:
             return tuple(value)
         makes = Callable in kinds or any(family.is_factory for family in parts.families)
+        # Where a plain text is no valid value, the text names a function.
         if isinstance(value, str) and makes and str not in kinds:
             return self._named(value, path)
         return value
 
     def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
         name = value["class_path"]
-        found = self._named(name, path)
-        says = getattr(found, "__annotations__", {}).get("return")
-        made = found if isinstance(found, type) else says
-        fitting = [one for one in families if isinstance(made, type) and issubclass(made, one.cls)]
+        target = self._named(name, path)
+        # The annotation, because to call the function would run code of the checkpoint.
+        returns = getattr(target, "__annotations__", {}).get("return")
+        cls = target if isinstance(target, type) else returns
+        fitting = [f for f in families if isinstance(cls, type) and issubclass(cls, f.cls)]
         require(
             bool(fitting),
             f"'{name}' for {path} is neither a {families[0].cls.__name__} nor a function whose "
             "annotation returns one. It was not called.",
         )
         settings = {**value.get("init_args", {}), **value.get("dict_kwargs", {})}
-        arguments = self._arguments_of(found, settings, path)
-        return partial(found, **arguments) if fitting[0].is_factory else found(**arguments)
+        arguments = self._arguments_of(target, settings, path)
+        # A setting declared as a factory gets the env's arguments from its caller.
+        return partial(target, **arguments) if fitting[0].is_factory else target(**arguments)
 
-    def _arguments_of(self, made: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
-        kinds = {name: one.annotation for name, one in parameters_of(made).items()}
+    def _arguments_of(self, target: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
+        kinds = {name: param.annotation for name, param in parameters_of(target).items()}
         return {
-            name: self._build(one, kinds.get(name, Any), f"{path}.{name}")
-            for name, one in settings.items()
+            name: self._build(value, kinds.get(name, Any), f"{path}.{name}")
+            for name, value in settings.items()
         }
 
     def _named(self, name: Any, path: str) -> Any:

@@ -68,10 +68,10 @@ def header() -> dict[str, Any]:
 
 def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Reduce a full checkpoint to the weights-only kind."""
-    kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
+    entries = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
     state = checkpoint[STATE_KEY]
-    kept_state = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
-    return kept | {STATE_KEY: header() | {"kind": WEIGHTS} | kept_state}
+    state_entries = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
+    return entries | {STATE_KEY: header() | {"kind": WEIGHTS} | state_entries}
 
 
 def read_checkpoint(
@@ -82,6 +82,7 @@ def read_checkpoint(
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")  # reading a pipe may never end
         _check_sums(path, whole)
+        # Memory-mapped: reading counters loads no tensors.
         content = load_tensors(path, map_location=map_location, mmap=not whole)
     except Exception as error:  # a damaged file raises many types
         raise ConfigurationError(_unreadable(Path(path), error)) from error
@@ -94,20 +95,22 @@ def read_checkpoint(
 
 def check_tensors(content: Any, name: str) -> None:
     """Refuse tensors that claim more memory than the file holds (stride 0, sparse layout)."""
+    # A stack instead of recursion: a damaged file may be nested deeper than Python recurses.
     waiting = [content]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, torch.Tensor):
-            dense = one.layout == torch.strided and not one.is_quantized
-            if not dense or one.nbytes > max(one.untyped_storage().nbytes(), MOST_REPEATED):
+        node = waiting.pop()
+        if isinstance(node, torch.Tensor):
+            # Sparse and quantized tensors have no such storage.
+            dense = node.layout == torch.strided and not node.is_quantized
+            if not dense or node.nbytes > max(node.untyped_storage().nbytes(), MOST_REPEATED):
                 raise ConfigurationError(
-                    f"{name} cannot be read: a tensor of shape {list(one.shape)} is incomplete. "
+                    f"{name} cannot be read: a tensor of shape {list(node.shape)} is incomplete. "
                     f"{ANOTHER}"
                 )
-        elif isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
+        elif isinstance(node, dict):
+            waiting += node.values()
+        elif isinstance(node, list | tuple):
+            waiting += node
 
 
 @contextmanager
@@ -136,7 +139,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
             f"{name} was not written by lightning_rl: it has no key '{STATE_KEY}', so no run can "
             "resume from it. Use a checkpoint of rl-cli or RLTrainer."
         )
-    schema, here = state.get("schema"), own_version()
+    schema, release = state.get("schema"), own_version()
     if schema == SCHEMA:
         _check_complete(checkpoint, name)
         return
@@ -146,8 +149,8 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
     else:
         cure = "Use the version that wrote it, or train again."
     raise ConfigurationError(
-        f"{name} has schema {schema}, written by {writer}; this is lightning_rl {here}, which "
-        f"reads schema {SCHEMA}. {cure}"
+        f"{name} has schema {schema}, written by {writer}; this is lightning_rl {release}, "
+        f"which reads schema {SCHEMA}. {cure}"
     )
 
 
@@ -166,12 +169,12 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
     contents = checkpoint[STATE_KEY].get(CONTENTS_KEY)
     for key, children in contents.items() if isinstance(contents, dict) else ():
         value = checkpoint.get(key)
-        within = set(map(str, value)) if isinstance(value, dict) else set()
-        lost = [] if children is None else [f"{key}.{one}" for one in children if one not in within]
-        if key not in checkpoint or lost:
+        names = set(map(str, value)) if isinstance(value, dict) else set()
+        missing = [] if children is None else [f"{key}.{c}" for c in children if c not in names]
+        if key not in checkpoint or missing:
             raise ConfigurationError(
-                f"{name} lacks '{lost[0] if key in checkpoint else key}', which it had when it was "
-                f"written: the file was changed. {ANOTHER}"
+                f"{name} lacks '{missing[0] if key in checkpoint else key}', which it had when it "
+                f"was written: the file was changed. {ANOTHER}"
             )
 
 
@@ -179,8 +182,10 @@ def _check_sums(path: str | Path, whole: bool) -> None:
     with zipfile.ZipFile(path) as archive:
         check_records(archive, path)
         for name in archive.namelist():
+            # The checksums of tensors take as long as loading them.
             if whole or "/data/" not in name:
                 with archive.open(name) as record:
+                    # `zipfile` compares the checksum at the end of the record.
                     while record.read(2**20):
                         pass
 

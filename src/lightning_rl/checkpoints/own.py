@@ -60,9 +60,9 @@ def is_own(checkpoint: Mapping[str, Any]) -> bool:
     key = _key(make=False)
     if key is None or not isinstance(signature, dict) or not isinstance(config, str):
         return False
-    code, given = signature.get("code"), str(signature.get("hmac"))
+    code, digest = signature.get("code"), str(signature.get("hmac"))
     try:
-        if not hmac.compare_digest(given.encode(), _hmac(key, config, code).encode()):
+        if not hmac.compare_digest(digest.encode(), _hmac(key, config, code).encode()):
             return False
     except (TypeError, ValueError, RecursionError):  # a sent signature may be of any type
         return False
@@ -95,8 +95,8 @@ def _code_of(config: str, directory: str) -> dict[str, list[str | None]]:
     Neighbours are loaded modules below the same directories, which a named module may import.
     `directory` is the working directory, from which modules are imported.
     """
-    named = {_module_in(text) for _, text in texts_in(load_yaml(config))} - {""}
-    code = {name: _entry(name) for name in sorted(named) if name.partition(".")[0] != OURS}
+    modules = {_module_in(text) for _, text in texts_in(load_yaml(config))} - {""}
+    code = {name: _entry(name) for name in sorted(modules) if name.partition(".")[0] != OURS}
     roots = {_root(name, file) for name, (file, digest) in code.items() if file and digest}
     for name, module in sorted(sys.modules.items()):
         source = getattr(module, "__file__", None)

@@ -27,30 +27,31 @@ def missing_settings(settings: Any) -> dict[str, str]:
     """Return the settings that could not be written: `{"model.policy": "a lambda"}`."""
     lacks: dict[str, str] = {}
     for path, text in texts_in(settings):
-        own = text.removeprefix(SCRIPT)
+        name = text.removeprefix(SCRIPT)
         if is_unwritten(text):
-            what = text.removeprefix(NOT_WRITTEN)
-        elif own != text and not hasattr(sys.modules["__main__"], own):
-            what = f"{own} of the script that was run"
+            reason = text.removeprefix(NOT_WRITTEN)
+        # `__main__` is another script now, which may define the class, too.
+        elif name != text and not hasattr(sys.modules["__main__"], name):
+            reason = f"{name} of the script that was run"
         else:
             continue
-        name = _name(path)
-        lacks[name] = f"{lacks[name]}, {what}" if name in lacks else what
+        setting = _name(path)
+        lacks[setting] = f"{lacks[setting]}, {reason}" if setting in lacks else reason
     return lacks
 
 
 def written(settings: Any) -> Any:
     """Return settings without those that could not be written."""
     if isinstance(settings, dict):
-        return {k: written(one) for k, one in settings.items() if not is_unwritten(one)}
+        return {k: written(v) for k, v in settings.items() if not is_unwritten(v)}
     if isinstance(settings, list):
-        return [written(one) for one in settings if not is_unwritten(one)]
+        return [written(entry) for entry in settings if not is_unwritten(entry)]
     return settings
 
 
 def describe_missing(lacks: Mapping[str, str]) -> str:
     """Return the missing settings in one line: `model.policy (an object of Mine)`."""
-    words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
+    words = ", ".join(f"{name} ({textwrap.shorten(reason, 100)})" for name, reason in lacks.items())
     return re.sub("[^ -~]", "?", words)  # remove control characters of a terminal
 
 

@@ -124,9 +124,9 @@ def _is_plain(key: Any, value: Any) -> bool:
     if key == "devices" and _number_of_devices(value) > max(os.cpu_count() or 1, device_count()):
         return False
     if isinstance(value, dict):
-        return all(isinstance(one, bool | int | float | None) for one in value.values())
+        return all(isinstance(entry, bool | int | float | None) for entry in value.values())
     if isinstance(value, list):
-        return key == "devices" and all(isinstance(one, int) for one in value)
+        return key == "devices" and all(isinstance(entry, int) for entry in value)
     if isinstance(value, str):
         return key in TRAINER_TEXTS and re.fullmatch(TRAINER_TEXTS[key], value) is not None
     return value is None or isinstance(value, bool | int | float)
@@ -142,7 +142,7 @@ def _number_of_devices(value: Any) -> int:
 
 def _brief(value: Any) -> str:
     values = value if isinstance(value, list) else [value]
-    names = [one.get("class_path", one) if isinstance(one, dict) else one for one in values]
+    names = [spec.get("class_path", spec) if isinstance(spec, dict) else spec for spec in values]
     # An address is not the path of a class.
     short = (str(name) if ":" in str(name) else str(name).rpartition(".")[2] for name in names)
     return textwrap.shorten(", ".join(short), 80)
@@ -168,6 +168,7 @@ class Inspection:
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
                     self.refuse(path, name, "is not the name of a setting")
+                # A grant that is false allows nothing.
                 if (name in GRANTS and child) or asks_a_hub(name, child):
                     self._refuse_grant(f"{path}.{name}", child)
                 if name != "class_path":
@@ -180,9 +181,9 @@ class Inspection:
         elif not isinstance(value, bool | int | float | None):
             self.refuse(path, value, "is not a plain value")
 
-    def refuse(self, path: str, value: Any, why: str) -> NoReturn:
+    def refuse(self, path: str, value: Any, reason: str) -> NoReturn:
         raise ConfigurationError(
-            f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
+            f"The configuration in {self.checkpoint} names '{value}' as {path}, which {reason}. "
             "Nothing was imported. A checkpoint is data, and code that it names is not run. "
             f"{self.cure}"
         )
@@ -200,7 +201,7 @@ class Inspection:
         if allowed is None:
             self.refuse(path, name, "does not take a class")
         if str(name) not in allowed.names:
-            packages = [p for p in PACKAGES if any(one.startswith(p) for one in allowed.names)]
+            packages = [p for p in PACKAGES if any(n.startswith(p) for n in allowed.names)]
             article = "an" if allowed.kind[0].lower() in "aeiou" else "a"
             of_the_table = f"is not {article} {allowed.kind} of {' or '.join(packages)}"
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
@@ -216,11 +217,11 @@ class Inspection:
         elif allowed.is_file:
             self.reads[path] = text
         # The command line parses texts again as YAML, so check quoted texts and mappings in them.
-        again: Any = text
+        yaml_value: Any = text
         with suppress(ConfigurationError):
-            again = read_yaml(text, path)
-        if isinstance(again, dict | list | str) and again != text:
-            self.at(path, key, again)
+            yaml_value = read_yaml(text, path)
+        if isinstance(yaml_value, dict | list | str) and yaml_value != text:
+            self.at(path, key, yaml_value)
 
     def _env_id(self, path: str, name: str) -> None:
         if ":" in name:
@@ -228,6 +229,7 @@ class Inspection:
         makers = packages_of(name)
         if not makers:
             self.refuse(path, name, f"is not a registered env of {', '.join(ENV_PACKAGES)}")
+        # Each package that makes this env must be allowed.
         for maker in sorted(makers - {*ENV_PACKAGES}):
             self.refuse(path, name, f"is made by {maker}")
 

@@ -61,8 +61,8 @@ class RLArgumentParser(OptionParser):
     """Parser with one-message errors and help pages in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        own = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
-        super().__init__(*args, **{**own, **kwargs})
+        defaults = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
+        super().__init__(*args, **{**defaults, **kwargs})
 
     def format_help(self, formatter: Any = None) -> str:
         if hasattr(self, "subcommand"):
@@ -80,6 +80,7 @@ MOST_SEED = 2**32 - 1
 class RunConfig(SaveConfigCallback, SettingsWriter):
     """Write the run's configuration to `config.yaml`, its checkpoints and its loggers."""
 
+    # Replaces the hook of SaveConfigCallback, which writes into the logger's directory.
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None: ...
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,6 +113,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         self._asked = args[0]
+        # Before `super().__init__`, which parses, builds and runs everything.
         self._began_in = Path.cwd()  # the user's modules may change the working directory
         super().__init__(
             model_class=Algorithm,
@@ -130,9 +132,9 @@ class RLCLI(CommandLineAlone, LightningCLI):
         self,
     ) -> dict[str, set[str]]:
         """Return the requested subcommand only: building all parsers takes 0.25 s more."""
-        own = {name: {"model", "datamodule"} for name in ("check", "play")}
-        known = LightningCLI.subcommands() | own
-        return {self._asked: known[self._asked]}
+        extra = {name: {"model", "datamodule"} for name in ("check", "play")}
+        methods = LightningCLI.subcommands() | extra
+        return {self._asked: methods[self._asked]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         accept_plain_numpy_numbers()
@@ -159,8 +161,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
         )
         for option in TITLES_OF:
             parser.add_argument(option, action=SectionHelp, help="Show this section alone.")
+        # The trainer gets these options from the top of the config.
         for key in ("exp_name", "output_dir", "restore_replay"):
             parser.link_arguments(key, f"trainer.{key}")
+        # Policies get the spaces of the env, once the data module has built it.
         for key in ("observation_space", "action_space"):
             target = f"model.init_args.policy.init_args.{key}"
             parser.link_arguments(f"data.{key}", target, apply_on="instantiate")
@@ -168,6 +172,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         subcommand, settings = args[0], check_run(args)
         if asks_for_help(args):
+            # The options are already checked: a wrong name gets an error, not a help page.
             parser.parse_args(args)
         try:
             with explained_refusals():
@@ -275,8 +280,8 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     try:
         _Options(arguments)
     except _ParsedError as parsed:
-        found = parsed.args[0]
-        return dump_yaml({key: found[key] for key in SECTIONS if key in found})
+        settings = parsed.args[0]
+        return dump_yaml({key: settings[key] for key in SECTIONS if key in settings})
     raise AssertionError
 
 
@@ -298,6 +303,7 @@ def run(arguments: Sequence[str]) -> None:
             with only_allowed_imports(completed.typed):
                 RLCLI(completed.arguments)
     except Exception as error:
+        # jsonargparse wraps a user's error in its own: the chain of causes has the message.
         cause = _curable(error)
         if cause is None:
             raise
@@ -337,14 +343,14 @@ def _is_earlier(checkpoint: str, run_dir: Path) -> bool:
         return False  # a run that lives may write a later one between two reads
     try:
         with restoring("counter"):
-            saved = [read_checkpoint(path, whole=False) for path in (checkpoint, last)]
-            here, end = (int(one[STATE_KEY]["env_steps"]) for one in saved)
+            checkpoints = [read_checkpoint(path, whole=False) for path in (checkpoint, last)]
+            env_steps, last_steps = (int(c[STATE_KEY]["env_steps"]) for c in checkpoints)
     except ConfigurationError:  # a damaged file; `fit` reports it, if it is the resumed one
         return False
-    if here < end and ranks.is_first_process():
-        later = f"{shown(last)} is {end - here:,} env steps further"
+    if env_steps < last_steps and ranks.is_first_process():
+        later = f"{shown(last)} is {last_steps - env_steps:,} env steps further"
         tell(f"{later}: the run gets a directory of its own.")
-    return here < end
+    return env_steps < last_steps
 
 
 def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
@@ -352,18 +358,19 @@ def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None
-    for flag, own in {"--trainer.run_dir": run_dir, "--output_dir": run_dir.parent}.items():
+    for flag, directory in {"--trainer.run_dir": run_dir, "--output_dir": run_dir.parent}.items():
         typed = value_of(flag, args)
-        if typed is not None and expanded(typed).resolve() != own.resolve():
+        if typed is not None and expanded(typed).resolve() != directory.resolve():
             return None
     path = run_dir / "config.yaml"
     try:
-        saved = read_yaml(read_text(path, run_dir), str(path), "")
+        run_config = read_yaml(read_text(path, run_dir), str(path), "")
     except (OSError, ConfigurationError) as error:
         raise ConfigurationError(f"{str(error).strip()} {NAMES_THE_RUN}") from error
-    if not isinstance(saved, dict):
+    if not isinstance(run_config, dict):
         raise ConfigurationError(f"{path} holds no settings. {NAMES_THE_RUN}")
-    if saved.get("exp_name") != config.exp_name:
+    # A copied checkpoint with another --exp_name begins a new run.
+    if run_config.get("exp_name") != config.exp_name:
         return None
     goes_back = value_of("--trainer.run_dir", args) is not None  # into the directory that is typed
     return run_dir if goes_back or not _is_earlier(config.ckpt_path, run_dir) else None

@@ -119,8 +119,8 @@ def kinds_of(subcommand: str) -> dict[str, Any]:
     """Return the types of the options of a subcommand that makes a run, by name."""
     method = inspect.signature(getattr(RLTrainer, subcommand)).parameters
     kinds = {
-        name: one.annotation
-        for name, one in method.items()
+        name: param.annotation
+        for name, param in method.items()
         if name != "self" and "data" not in name
     }
     kinds |= {"config": str, "exp_name": str, "output_dir": str, "print_config": bool}
@@ -130,6 +130,7 @@ def kinds_of(subcommand: str) -> dict[str, Any]:
 
 def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Check options against `kinds`, types by name (`data.env`); return the settings."""
+    # Settings of all files and options are merged first: a later class replaces an earlier one.
     walk, tree = _Walk(asks_for_help(options)), merge_options(options)
     checked: dict[str, Any] = {}
     for name, kind in kinds.items():
@@ -142,6 +143,7 @@ def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str,
             walk.missing.append(UsageError("Missing setting: model."))
     for name in tree.keys() - {kind.partition(".")[0] for kind in kinds}:
         raise walk.unknown(name, tree[name], "", None, kinds)
+    # After unknown names: a misspelt setting is also a missing one.
     if walk.missing and not walk.helps:
         raise walk.missing[0]
     return checked
@@ -155,6 +157,7 @@ class _Walk:
         self.missing: list[UsageError] = []  # raised after all other errors
 
     def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
+        # Only a switch keeps its earlier settings under `true`; other types refuse the text.
         if isinstance(value, TurnedOn) and bool not in parts_of(kind).plain:
             value = Typed("true")
         if isinstance(kind, Section):
@@ -164,17 +167,19 @@ class _Walk:
         parts = parts_of(kind)
         if value is None and default is None:
             return None
-        if plain := [one for one in parts.plain if one is not str or not parts.families]:
-            found = _converted(Union[tuple(plain)], value, path)  # noqa: UP007
-            if type(found) is int and abs(found) >= 2**63:
-                raise UsageError(f"{path} must lie below 2**63, got {found}.")
-            if found is not EMPTY:
-                return found
+        # Where a class is allowed, a text names a class.
+        if kinds := [kind for kind in parts.plain if kind is not str or not parts.families]:
+            plain_value = _converted(Union[tuple(kinds)], value, path)  # noqa: UP007
+            # NumPy and torch hold whole numbers in 64 bits: they would overflow far from here.
+            if type(plain_value) is int and abs(plain_value) >= 2**63:
+                raise UsageError(f"{path} must lie below 2**63, got {plain_value}.")
+            if plain_value is not EMPTY:
+                return plain_value
         if isinstance(value, list) and parts.entries is not None:
-            return [self.at(parts.entries, one, path) for one in value]
+            return [self.at(parts.entries, entry, path) for entry in value]
         if isinstance(value, dict) and parts.values and "class_path" not in value:
             return {
-                name: self.at(parts.values, one, f"{path}.{name}") for name, one in value.items()
+                key: self.at(parts.values, entry, f"{path}.{key}") for key, entry in value.items()
             }
         if parts.families and isinstance(value, str | dict) and value != "":
             return self._class(kind, parts, value, path)
@@ -188,42 +193,45 @@ class _Walk:
         self, name: str, value: Any, path: str, owner: type | None, settable: Iterable[str]
     ) -> UsageError:
         if self.helps:
-            whole, topics = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
+            topic, topics = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
             return UsageError(
-                f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is help on {topics}."
+                f"There is no help on '{topic}'{closest(topic, TOPICS)}; there is help on {topics}."
             )
         places = ((path, cls.__name__, parameters_of(cls)) for path, cls in configurable())
         owner_name = "" if owner is None else owner.__name__
         return UsageError(unknown_setting(name, value, path, owner_name, settable, places))
 
     def _class(self, kind: Any, parts: Parts, value: Any, path: str) -> Any:
-        named = _content(value, path)
-        named = named if isinstance(named, dict) else {"class_path": str(value)}
-        family, name, is_text = parts.families[0], named.get("class_path"), isinstance(value, str)
+        spec = _content(value, path)
+        spec = spec if isinstance(spec, dict) else {"class_path": str(value)}
+        family, name, is_text = parts.families[0], spec.get("class_path"), isinstance(value, str)
         if name is None and not self.helps:
             raise UsageError(_wrong(kind, value, path, EMPTY))
-        is_alone = is_text or named.keys() == {"class_path", BEFORE}  # the text replaces a class
+        is_alone = is_text or spec.keys() == {"class_path", BEFORE}  # the text replaces a class
         if str in parts.plain and is_alone and not _names_class(str(name), parts):
             if name in TEXTS.get(path, (name,)):
                 return str(name)
             raise UsageError(_wrong(kind, name, path, EMPTY))
-        found = family.cls if name is None else self._resolved(name, parts, path, is_text)
-        if is_text and not isinstance(found, type):
+        # A text may also name a function that makes the object: `--data.env my_module.make_env`.
+        cls = family.cls if name is None else self._resolved(name, parts, path, is_text)
+        if is_text and not isinstance(cls, type):
             return name
-        parameters = parameters_of(found)
+        parameters = parameters_of(cls)
+        # The env, or the caller of a factory, passes these arguments.
         filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
-        settable = {name: one for name, one in parameters.items() if name not in filled_in}
-        given = {name: one for name, one in named.items() if name not in OF_THE_CLASS}
-        before = named.get(BEFORE, {})
-        kept = {
-            name: one
-            for name, one in before.items()
-            if name in settable and self._suits(settable[name].annotation, one, f"{path}.{name}")
+        settable = {name: param for name, param in parameters.items() if name not in filled_in}
+        settings = {name: value for name, value in spec.items() if name not in OF_THE_CLASS}
+        replaced = spec.get(BEFORE, {})
+        # The new class takes the settings of the class it replaces, where name and type fit.
+        shared = {
+            name: value
+            for name, value in replaced.items()
+            if name in settable and self._suits(settable[name].annotation, value, f"{path}.{name}")
         }
-        given = kept | {name: override(kept.get(name), one) for name, one in given.items()}
-        settings = self._settings(found, settable, given, path, before)
-        more = {"init_args": settings, "dict_kwargs": named.get("dict_kwargs")}
-        return {"class_path": name} | {key: one for key, one in more.items() if one}
+        settings = shared | {k: override(shared.get(k), v) for k, v in settings.items()}
+        settings = self._settings(cls, settable, settings, path, replaced)
+        extra = {"init_args": settings, "dict_kwargs": spec.get("dict_kwargs")}
+        return {"class_path": name} | {key: content for key, content in extra.items() if content}
 
     def _suits(self, kind: Any, value: Any, path: str) -> bool:
         try:
@@ -241,54 +249,54 @@ class _Walk:
             )
         settable = parameters_of(cls)
         if cls is RLTrainer:
-            settable = {name: one for name, one in settable.items() if name not in ELSEWHERE}
+            settable = {name: param for name, param in settable.items() if name not in ELSEWHERE}
         return self._settings(cls, settable, content, path, {})
 
     def _settings(
         self,
         cls: Any,
         settable: Mapping[str, ParamData],
-        given: Mapping[str, Any],
+        settings: Mapping[str, Any],
         path: str,
-        before: Mapping[str, Any],
+        replaced: Mapping[str, Any],
     ) -> dict[str, Any]:
         checked = {}
-        for name, value in given.items():
+        for name, value in settings.items():
             if name not in settable:
                 raise self.unknown(name, value, path, cls, settable)
-            one = settable[name]
-            checked[name] = self.at(one.annotation, value, f"{path}.{name}", one.default)
-        for name, one in settable.items():
-            if one.default is EMPTY and one.annotation is not EMPTY and name not in given:
-                self.missing.append(_missing(name, one.annotation, cls, path, before.get(name)))
+            param = settable[name]
+            checked[name] = self.at(param.annotation, value, f"{path}.{name}", param.default)
+        for name, param in settable.items():
+            if param.default is EMPTY and param.annotation is not EMPTY and name not in settings:
+                self.missing.append(_missing(name, param.annotation, cls, path, replaced.get(name)))
         return checked
 
     def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
-        family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
+        family, bases = parts.families[0], tuple(choice.cls for choice in parts.families)
         if "." in name:
-            found = _imported(name, family.cls, path)
+            cls = _imported(name, family.cls, path)
         elif _names_class(name, parts):
-            found = next(one for each in kinds for one in subclasses(each) if one.__name__ == name)
+            cls = next(sub for base in bases for sub in subclasses(base) if sub.__name__ == name)
         else:
             raise _unknown_class(name, family.cls, path)
-        if callable(found) and not isinstance(found, type):
+        if callable(cls) and not isinstance(cls, type):
             if not (is_factory and family.is_factory):
                 check_class(name, path)
-            return found
-        if not isinstance(found, type) or not issubclass(found, kinds):
-            cure = _of_gymnasium(name, found, path) if family.cls is VectorEnv else None
+            return cls
+        if not isinstance(cls, type) or not issubclass(cls, bases):
+            cure = _of_gymnasium(name, cls, path) if family.cls is VectorEnv else None
             raise UsageError(cure or _of_another_kind(name, family.cls, path))
-        if inspect.isabstract(found) and not self.helps:
-            methods = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        if inspect.isabstract(cls) and not self.helps:
+            methods = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
             raise UsageError(
                 f"'{name}' for {path} is abstract: define {methods}, or name a class that "
                 f"defines them{_known(family.cls)}."
             )
-        return found
+        return cls
 
 
 def _names_class(text: str, parts: Parts) -> bool:
-    names = (one.__name__ for each in parts.families for one in subclasses(each.cls))
+    names = (cls.__name__ for family in parts.families for cls in subclasses(family.cls))
     return "." in text or text in names
 
 
@@ -306,21 +314,22 @@ def _read(value: Any) -> Any:
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
     """Convert a plain value to a type; return `EMPTY` if that fails."""
-    read = _as_text(_read(value), path)
-    is_whole = isinstance(read, float) and read.is_integer()
-    for one in (read, int(read) if is_whole else read, value):
+    yaml_value = _as_text(_read(value), path)
+    is_whole = isinstance(yaml_value, float) and yaml_value.is_integer()
+    # YAML reads `1e6` as a float, also for a setting that is a whole number.
+    for candidate in (yaml_value, int(yaml_value) if is_whole else yaml_value, value):
         with suppress(ValueError, TypeError):
-            found = converted(kind, one, value if isinstance(value, Typed) else None)
-            return _quoted(found) if isinstance(found, str) else found
+            setting = converted(kind, candidate, value if isinstance(value, Typed) else None)
+            return _quoted(setting) if isinstance(setting, str) else setting
     return EMPTY
 
 
 def _as_text(value: Any, path: str) -> Any:
     """Quote the texts in a tree, so that jsonargparse does not parse them as YAML."""
     if isinstance(value, list):
-        return [_as_text(one, path) for one in value]
+        return [_as_text(entry, path) for entry in value]
     if isinstance(value, dict):
-        content = {name: _as_text(one, f"{path}.{name}") for name, one in value.items()}
+        content = {name: _as_text(entry, f"{path}.{name}") for name, entry in value.items()}
         if "class_path" not in value:
             return content
         name = content.pop("class_path")
@@ -332,12 +341,13 @@ def _as_text(value: Any, path: str) -> Any:
 def check_class(name: str, path: str) -> None:
     """Refuse a function in the place of a class, unless its annotation names a class."""
     try:
-        found = import_object(name)
+        target = import_object(name)
     except (ImportError, AttributeError, ValueError):
         return  # the later import reports it
-    returns = getattr(found, "__annotations__", {}).get("return")
+    returns = getattr(target, "__annotations__", {}).get("return")
     returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
-    if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
+    # Without an annotation, `returned` is "None", which `builtins` also has.
+    if callable(target) and not isinstance(target, type) and hasattr(builtins, returned):
         raise ConfigurationError(
             f"{path}.class_path is {name}, which is neither a class nor a function whose "
             "annotation names a class. It was not called. Name a class, or annotate the function: "
@@ -363,7 +373,7 @@ def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
         cure = f": write [{value}]"
     elif "a list" in allowed and isinstance(value, list):
         entries = " or ".join(
-            describe_type(get_args(one)[0]) for one in parts.plain if get_args(one)
+            describe_type(get_args(kind)[0]) for kind in parts.plain if get_args(kind)
         )
         cure = f": each entry must be {entries}" if entries else ""
     is_choice = allowed.startswith("one of") and value is not None
@@ -374,80 +384,82 @@ def _shown(value: Any) -> str:
     return "null" if value is None else f"'{shorten(str(value), 200)}'"
 
 
-def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageError:
-    whole, families = f"{path}.{name}", parts_of(kind).families
-    if before is not None and families:
-        given = before.get("class_path") if isinstance(before, dict) else before
+def _missing(name: str, kind: Any, cls: type, path: str, replaced: Any) -> UsageError:
+    field, families = f"{path}.{name}", parts_of(kind).families
+    if replaced is not None and families:
+        other = replaced.get("class_path") if isinstance(replaced, dict) else replaced
         return UsageError(
-            f"Missing setting: {whole}. {given} was given, but {cls.__name__} does not take it; it "
+            f"Missing setting: {field}. {other} was given, but {cls.__name__} does not take it; it "
             f"takes {', '.join(offered_names(families[0].cls))}."
         )
     example = f"{name}: {EXAMPLES.get(name, '...')}"
     if "." in path:
         example = f"{{class_path: {cls.__name__}, init_args: {{{example}}}}}"
     return UsageError(
-        f"Missing setting: {whole} of {cls.__name__}, {describe_type(kind)}: write {example}"
+        f"Missing setting: {field} of {cls.__name__}, {describe_type(kind)}: write {example}"
         f"{_known(families[0].cls) if families else ''}."
     )
 
 
 def _takes_function(parts: Parts) -> bool:
-    return any(one is Callable or get_origin(one) is Callable for one in parts.plain)
+    return any(kind is Callable or get_origin(kind) is Callable for kind in parts.plain)
 
 
 def _refuse_import(name: str, path: str) -> None:
     """Raise the reason for which a text is no function, which the parser hides."""
-    found = _imported(name, None, path)
-    if isinstance(found, type):
+    target = _imported(name, None, path)
+    if isinstance(target, type):
         raise UsageError(
             f"'{name}' for {path} is a class, but must be a function. Name a function that makes "
-            f"it: def make(*arguments): return {found.__name__}(*arguments)."
+            f"it: def make(*arguments): return {target.__name__}(*arguments)."
         )
-    if not callable(found):
-        raise UsageError(f"'{name}' for {path} must be a function, but is {_shown(found)}.")
+    if not callable(target):
+        raise UsageError(f"'{name}' for {path} must be a function, but is {_shown(target)}.")
 
 
 def _imported(name: str, family: type | None, path: str) -> Any:
     """Import a class of a family, or without one a function."""
-    module, _, wanted = name.rpartition(".")
-    what, allowed = f"'{name}' for {path}", _known(family) if family else ""
+    module, _, attribute = name.rpartition(".")
+    head, allowed = f"'{name}' for {path}", _known(family) if family else ""
     try:
         return import_object(name)
     except ImportDenied:
         raise UsageError(
-            f"{what} is third-party code, and the configuration comes from a checkpoint. {CURE}"
+            f"{head} is third-party code, and the configuration comes from a checkpoint. {CURE}"
         ) from None
     except ModuleNotFoundError as error:
+        # The module itself is missing, or a package that it imports: the cures differ.
         if not f"{module}.".startswith(f"{error.name}."):
             raise UsageError(
-                f"{what} cannot be imported: {module} needs '{error.name}', which is not installed."
+                f"{head} cannot be imported: {module} needs '{error.name}', which is not installed."
             ) from error
         raise UsageError(
-            f"{what} cannot be found: there is no module '{error.name}' in the working directory "
+            f"{head} cannot be found: there is no module '{error.name}' in the working directory "
             f"or among the installed packages{allowed}."
         ) from error
     except AttributeError as error:
         kind = family or FunctionType
+        # Where the module is missing, no member of the substitute `inspect` passes the filter.
         members = vars(sys.modules.get(module, inspect)).values()
-        here = [one for one in members if getattr(one, "__module__", "") == module]
+        local = [obj for obj in members if getattr(obj, "__module__", "") == module]
         names = sorted(
-            one.__name__
-            for one in here
-            if (isinstance(one, type) and issubclass(one, kind)) or (not family and callable(one))
+            obj.__name__
+            for obj in local
+            if (isinstance(obj, type) and issubclass(obj, kind)) or (not family and callable(obj))
         )
-        others = f"; it has {', '.join(names)}" if names else f", and it has no {kind.__name__}"
+        offered = f"; it has {', '.join(names)}" if names else f", and it has no {kind.__name__}"
         raise UsageError(
-            f"{what} cannot be found: module '{module}' has no '{wanted}'{others}"
-            f"{closest(wanted, names)}{allowed}."
+            f"{head} cannot be found: module '{module}' has no '{attribute}'{offered}"
+            f"{closest(attribute, names)}{allowed}."
         ) from error
     except ValueError:  # not an import path: `a..b`
         if family is None:
-            raise UsageError(f"{what} is no import path, such as my_module.my_function.") from None
+            raise UsageError(f"{head} is no import path, such as my_module.my_function.") from None
         raise _unknown_class(name, family, path) from None
 
 
 def _unknown_class(name: str, family: type, path: str) -> UsageError:
-    if any(one.__name__ == name for wide in FAMILIES for one in subclasses(wide)):
+    if any(cls.__name__ == name for base in FAMILIES for cls in subclasses(base)):
         return UsageError(_of_another_kind(name, family, path))
     return UsageError(unknown_class(name, path, offered_names(family)))
 
@@ -460,11 +472,13 @@ def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
     if not isinstance(cls, type) or not issubclass(cls, gymnasium.Env):
         return None
     module = name.rpartition(".")[0]
+    # Gymnasium stores an entry point as a class, or as text.
     places = (cls, f"{cls.__module__}:{cls.__qualname__}")
-    found = [spec.id for spec in gymnasium.registry.values() if spec.entry_point in places]
-    id = found[-1] if found else f"{cls.__name__}-v0"
-    register = "" if found else f"call gymnasium.register('{id}', {cls.__name__}) in {module}, and "
-    id = id if found and module.startswith("gymnasium.") else f"{module}:{id}"
+    ids = [spec.id for spec in gymnasium.registry.values() if spec.entry_point in places]
+    id = ids[-1] if ids else f"{cls.__name__}-v0"
+    register = "" if ids else f"call gymnasium.register('{id}', {cls.__name__}) in {module}, and "
+    # The module prefix lets `gymnasium.make` import the module that registers the env.
+    id = id if ids and module.startswith("gymnasium.") else f"{module}:{id}"
     return (
         f"'{name}' for {path} is a Gymnasium env: {register}write --{path} GymnasiumEnv "
         f"--{path}.id {id}."
@@ -475,8 +489,8 @@ def configurable() -> Iterator[tuple[str, type]]:
     """Yield the sections and all classes that a config may name, with their setting."""
     yield from ((path, section.cls) for path, section in SECTIONS.items())
     for family, path in FAMILIES.items():
-        found = (one for one in subclasses(family) if one.__name__ not in PROBES)
-        yield from ((path, one) for one in found if not inspect.isabstract(one))
+        classes = (cls for cls in subclasses(family) if cls.__name__ not in PROBES)
+        yield from ((path, cls) for cls in classes if not inspect.isabstract(cls))
 
 
 def _known(family: type) -> str:
@@ -488,12 +502,12 @@ def offered_names(family: type) -> list[str]:
     of_lightning = family.__module__.startswith("lightning.pytorch.")
     return sorted(
         {
-            one.__name__
-            for one in subclasses(family)
-            if not one.__name__.startswith("_")
-            and not inspect.isabstract(one)
-            and one.__name__ not in (*PROBES, *BUILDING_BLOCKS)
-            and (not of_lightning or one.__module__.startswith("lightning.pytorch."))
+            cls.__name__
+            for cls in subclasses(family)
+            if not cls.__name__.startswith("_")
+            and not inspect.isabstract(cls)
+            and cls.__name__ not in (*PROBES, *BUILDING_BLOCKS)
+            and (not of_lightning or cls.__module__.startswith("lightning.pytorch."))
         }
     )
 

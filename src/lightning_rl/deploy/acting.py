@@ -63,13 +63,13 @@ class TrainedPolicy:
         """
         if rows is not None:
             if self._actor is not None:  # otherwise there is no memory yet
-                ended = torch.as_tensor(rows, dtype=torch.bool)
+                starts = torch.as_tensor(rows, dtype=torch.bool)
                 require(
-                    ended.shape == (self._actor.num_envs,),
-                    f"reset(rows) has the shape {list(ended.shape)}, but the last observation had "
+                    starts.shape == (self._actor.num_envs,),
+                    f"reset(rows) has the shape {list(starts.shape)}, but the last observation had "
                     f"{self._actor.num_envs} rows: give one bool per row.",
                 )
-                self._actor.begin(ended)
+                self._actor.begin(starts)
             return
         self._actor: EpisodeActor | None = None
         self._generators: list[torch.Generator] = []
@@ -117,22 +117,24 @@ class TrainedPolicy:
             if of_tensors
             else executed_arrays(policy.action_space, action.cpu().numpy())
         )
+        # One env in, one action out.
         return _mapped(executed, lambda part: part[0]) if first.rows is None else executed
 
     def _actor_for(self, rows: int, deterministic: bool) -> EpisodeActor:
         policy, actor = self.module, self._actor
         if not deterministic:
+            # Row i always draws with seed + i: generators of existing rows continue.
             new = range(self._seed + len(self._generators), self._seed + rows)
             self._generators += generators_of(policy, new)
         if actor is not None and actor.num_envs == rows:
             return actor
-        before = 0 if actor is None else actor.num_envs
+        count = 0 if actor is None else actor.num_envs
         # Correlated noise is a state too, but only for drawn actions.
         goes_on = policy.is_recurrent or ("state" in policy.extra_fields and self._drawn)
         self._drawn |= not deterministic
         require(
             actor is None or not goes_on,
-            f"{type(policy).__name__} has a memory of {before} episodes, but the observation has "
+            f"{type(policy).__name__} has a memory of {count} episodes, but the observation has "
             f"{rows} rows: call reset() when new episodes begin.",
         )
         self._actor = EpisodeActor(policy, rows, self._generators)
@@ -147,33 +149,34 @@ class Leaf(NamedTuple):
     device: torch.device | None
 
 
-def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Any:
+def _taken(space: gymnasium.Space[Any], tree: Any, name: str, leaves: list[Leaf]) -> Any:
     if not isinstance(space, gymnasium.spaces.Dict):
-        return _tensor(space, given, name or "observation", leaves)
+        return _tensor(space, tree, name or "observation", leaves)
     require(
-        isinstance(given, Mapping | TensorDictBase),
-        f"The observation{f' {name}' if name else ''} is {type(given).__name__}, but the policy "
+        isinstance(tree, Mapping | TensorDictBase),
+        f"The observation{f' {name}' if name else ''} is {type(tree).__name__}, but the policy "
         f"reads a dict with {', '.join(space.keys())}.",
     )
-    missing = [key for key in space.keys() if key not in given.keys()]
+    missing = [key for key in space.keys() if key not in tree.keys()]
     require(
         not missing,
         f"The observation has no '{', '.join(missing)}', which the policy reads; it has "
-        f"{', '.join(map(str, given.keys())) or 'nothing'}.",
+        f"{', '.join(map(str, tree.keys())) or 'nothing'}.",
     )
     return {
-        key: _taken(child, given[key], f"{name}.{key}" if name else key, leaves)
+        key: _taken(child, tree[key], f"{name}.{key}" if name else key, leaves)
         for key, child in space.items()
     }
 
 
-def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Tensor:
+def _tensor(space: gymnasium.Space[Any], array: Any, name: str, leaves: list[Leaf]) -> Tensor:
     shape, dtype = space_spec(space)
     try:
-        tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given).copy())
+        # A copy: `from_numpy` refuses negative strides, and warns of read-only arrays.
+        tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.asarray(array).copy())
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The observation's '{name}' is {textwrap.shorten(repr(given), 60)}, which is not an "
+            f"The observation's '{name}' is {textwrap.shorten(repr(array), 60)}, which is not an "
             f"array of numbers {list(shape)}."
         ) from error
     batched = tuple(tensor.shape[1:]) == shape and tensor.dim() > len(shape)
@@ -183,6 +186,7 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
         f"trained with {list(shape)}: give that shape, or a batch [N, ...].",
     )
     require(
+        # `can_cast` lets whole numbers become floats, but not floats whole numbers.
         torch.can_cast(tensor.dtype, dtype),
         f"The observation's '{name}' has the dtype {tensor.dtype}, but the policy was trained with "
         f"{dtype}, which cannot hold its numbers.",
@@ -199,7 +203,7 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
             f"The observation's '{name}' has {tensor[~fits][0]}, but the policy was trained with "
             f"{allowed}."
         )
-    device = given.device if isinstance(given, Tensor) else None
+    device = array.device if isinstance(array, Tensor) else None
     leaves.append(Leaf(name, len(tensor) if batched else None, device))
     return (tensor if batched else tensor[None]).to(dtype)
 

@@ -49,8 +49,8 @@ def load_policy(
         ConfigurationError: if the file cannot be read, names other classes, does not describe its
             policy, or holds weights that do not fit the given policy.
     """
-    found = load_trained(path, trust_code=trust_code, output_dir=output_dir, policy=policy)
-    return TrainedPolicy(found.policy.to(device))
+    trained = load_trained(path, trust_code=trust_code, output_dir=output_dir, policy=policy)
+    return TrainedPolicy(trained.policy.to(device))
 
 
 def load_trained(
@@ -68,14 +68,15 @@ def load_trained(
     run = SavedRun(path, content, trust_code, cure)
     if policy is None:
         policy = run.policy(Policy)
-    own = {f"policy.{name}": value for name, value in policy.state_dict().items()}
-    weights = {k: one for k, one in content["state_dict"].items() if k.startswith("policy.")}
+    state = {f"policy.{name}": value for name, value in policy.state_dict().items()}
+    weights = {k: v for k, v in content["state_dict"].items() if k.startswith("policy.")}
     described = content[STATE_KEY].get(DESCRIPTION_KEY, {})
+    # Earlier versions saved no statistics: they are read from the file that the policy names.
     weights = with_statistics(nn.ModuleDict({"policy": policy}), weights, described)
     cure = "Pass the policy of the training run, or no policy if the file describes it."
-    check_weights(own, weights, cure)
+    check_weights(state, weights, cure)
     check_description(policy, content[STATE_KEY], cure)
-    policy.load_state_dict({name.removeprefix("policy."): one for name, one in weights.items()})
+    policy.load_state_dict({name.removeprefix("policy."): value for name, value in weights.items()})
     check_weights_are_numbers(policy, str(path))
     policy.eval()
     trainer = run.settings.get("trainer")

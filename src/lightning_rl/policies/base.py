@@ -101,6 +101,7 @@ class Policy(nn.Module, ABC, Configurable):
         self.ignore_keys = tuple(ignore_keys)
         self.observation_space = observation_space
         self.action_space = flat_actions(action_space)
+        # A buffer: it travels with the weights, to collectors and checkpoints.
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
 
     @property
@@ -126,11 +127,11 @@ class Policy(nn.Module, ABC, Configurable):
         """The keys of `observation_space` that acting reads; the critic may read more."""
         if not isinstance(self.observation_space, gymnasium.spaces.Dict):
             return self.observation_space
-        known = self.observation_space.spaces
+        spaces = self.observation_space.spaces
         keys = getattr(self, "actor_keys", None)
-        read = known.keys() - self.ignore_keys if keys is None else {*keys}
+        read = spaces.keys() - self.ignore_keys if keys is None else {*keys}
         read |= {MASK} if self.masks_actions else set()
-        return gymnasium.spaces.Dict({key: space for key, space in known.items() if key in read})
+        return gymnasium.spaces.Dict({key: space for key, space in spaces.items() if key in read})
 
     @abstractmethod
     def forward(
@@ -222,7 +223,7 @@ class Policy(nn.Module, ABC, Configurable):
 
     def belongs_to_critic(self, name: str) -> bool:
         """Return whether only `value` uses the parameter or buffer `name`."""
-        return any(name == one or name.startswith(f"{one}.") for one in self.critic_modules)
+        return any(name == path or name.startswith(f"{path}.") for path in self.critic_modules)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         """Return the `extra_fields` for given actions [B, *A], to learn from demonstrations.
@@ -250,6 +251,7 @@ class Policy(nn.Module, ABC, Configurable):
     def compute_in(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():
+            # `modules` includes this policy.
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
 
@@ -279,14 +281,14 @@ def _refuse_unread(
     reads: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> None:
-    known = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
+    keys = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
     for key in ignored:
         require(
-            key in known,
+            key in keys,
             f"ignore_keys names '{key}', but the observation has "
-            f"{'the keys ' + ', '.join(known) if known else 'no keys'}{closest(key, known)}.",
+            f"{'the keys ' + ', '.join(keys) if keys else 'no keys'}{closest(key, keys)}.",
         )
-    unread = [key for key in known if reads is not None and key not in (*reads, *ignored)]
+    unread = [key for key in keys if reads is not None and key not in (*reads, *ignored)]
     require(
         not unread,
         f"The observation has {', '.join(unread)}, which {name} does not read; it reads "
@@ -301,6 +303,7 @@ def noise_for(
     """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode."""
     if deterministic:
         return None
+    # A generator asks for a draw of its own, instead of noise drawn before.
     noise: Tensor | None = td.get(NOISE, None) if generator is None else None
     return policy.draw_noise(td.batch_size, generator) if noise is None else noise
 
@@ -325,10 +328,10 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
     # A buffer may be infinite on purpose, such as a mask.
     broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
     if broken:
-        some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
+        names = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
         raise ConfigurationError(
             f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {some} ({len(broken)} tensors). Training has diverged, or the "
+            f"all finite numbers: {names} ({len(broken)} tensors). Training has diverged, or the "
             "file is damaged. Use an earlier checkpoint."
         )
 
@@ -367,6 +370,7 @@ class StepwiseActor(RolloutActor):
         # No duplicates: extra_fields may contain the log-prob. `state` is read, not written.
         self._fields = tuple(key for key in dict.fromkeys(fields) if key != "state")
         steps = step_views(rollout)
+        # Views of the storage, made once: to index a TensorDict at each step is slow.
         self._steps = [step.select("observation", *fields) for step in steps]
         self._slots = [[step.get(key) for key in self._fields] for step in steps]
         state = ("state", "terminated", "truncated") if "state" in fields else ()
@@ -385,9 +389,10 @@ class StepwiseActor(RolloutActor):
             ConfigurationError: if a returned field is missing or has another shape or dtype.
         """
         if t > 0:
+            # The policy wrote this state after the last step, which may have ended the episode.
             self._forget_ended(t)
         slots = self._slots[t]
-        before = [version_of(slot) for slot in slots]
+        versions = [version_of(slot) for slot in slots]
         with self._precision:
             # Copy the container: the next call must not find entries that the policy sets.
             result = self._policy(self._steps[t].copy(), generator=self._generator)
@@ -396,7 +401,7 @@ class StepwiseActor(RolloutActor):
                 f"{self._name}.forward returned {type(result).__name__}, not a TensorDict with "
                 f"{', '.join(self._fields)}: return the given TensorDict."
             )
-        for key, slot, version in zip(self._fields, slots, before, strict=True):
+        for key, slot, version in zip(self._fields, slots, versions, strict=True):
             value = result.get(key, None)
             if value is slot:
                 if version_of(slot) == version:  # the policy has not written it
@@ -404,6 +409,7 @@ class StepwiseActor(RolloutActor):
             elif value is None or value.shape != slot.shape or value.dtype != slot.dtype:
                 self._refuse(key, value, slot)
             else:
+                # `copy_` would broadcast a wrong shape silently: the checks above come first.
                 slot.copy_(value)
         if self._states[t]:
             slot, value = self._states[t + 1][0], result.get("next_state", None)
@@ -412,27 +418,29 @@ class StepwiseActor(RolloutActor):
             slot.copy_(value)
 
     def finish(self, start: int, stop: int) -> None:
+        # Slot `stop` begins the next rollout.
         self._forget_ended(stop)
 
     def _forget_ended(self, t: int) -> None:
         if self._states[t]:
             _, terminated, truncated = self._states[t - 1]
             state = self._states[t][0]
-            ended = terminated | truncated
-            state.masked_fill_(ended.view(-1, *[1] * (state.dim() - 1)), 0)
+            done = terminated | truncated
+            # [N, 1, ...]: `masked_fill_` broadcasts from the right.
+            state.masked_fill_(done.view(-1, *[1] * (state.dim() - 1)), 0)
 
     @property
     def _name(self) -> str:
         return type(self._policy).__name__
 
     def _refuse(self, key: str, value: Any, slot: Tensor) -> NoReturn:
-        wanted = f"{slot.dtype} of shape {list(slot.shape)}"
+        spec = f"{slot.dtype} of shape {list(slot.shape)}"
         if value is None:
-            message = f"{self._name}.forward returned no '{key}'; it must be {wanted}"
+            message = f"{self._name}.forward returned no '{key}'; it must be {spec}"
         else:
             message = (
                 f"{self._name}.forward returned '{key}' as {value.dtype} of shape "
-                f"{list(value.shape)}; it must be {wanted}"
+                f"{list(value.shape)}; it must be {spec}"
             )
         origin = {
             "action": "as the action space declares",
@@ -473,6 +481,7 @@ class UniformActor(RolloutActor):
             self._low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
             self._range = torch.as_tensor(space.high, dtype=torch.float32, device=device)
             self._range = self._range - self._low
+            # The density of the uniform draw: 1 / volume of the box.
             self._log_prob = -float(self._range.log().sum())
         else:
             counts = torch.tensor(self._sizes, dtype=torch.float32, device=device)
@@ -487,11 +496,13 @@ class UniformActor(RolloutActor):
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
             gumbel_(self._noise[start:], generator)
+            # Float actions: several parts, of which some may be numbers that need uniform draws.
             if not actions.is_floating_point():
                 return
-        drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
-        drawn = self._low + drawn * self._range
-        actions.copy_(drawn if actions.is_floating_point() else drawn.floor())
+        samples = torch.rand(actions.shape, generator=generator, device=actions.device)
+        samples = self._low + samples * self._range
+        # `rand` is below 1: the floor stays below the number of choices.
+        actions.copy_(samples if actions.is_floating_point() else samples.floor())
 
     def act(self, t: int) -> None:
         # Without a mask, `begin` has written the actions.
@@ -507,9 +518,11 @@ class UniformActor(RolloutActor):
         steps["sample_log_prob"].fill_(self._log_prob)
         if self._policy.masks_actions:
             allowed = (steps["observation"][MASK] != 0).split(self._sizes, -1)
+            # At least 1, because a row that allows no action would give log(0).
             counts = torch.stack([part.sum(-1) for part in allowed], -1).clamp(min=1)
             steps["sample_log_prob"].copy_(-counts.log().sum(-1))
         for key, value in self._policy.fields_of(steps["action"]).items():
+            # `_remember` computes the states.
             if key != "state":
                 steps[key].copy_(value)
         if self._policy.is_recurrent:
@@ -518,10 +531,11 @@ class UniformActor(RolloutActor):
     def _remember(self, start: int, stop: int) -> None:
         """Write the states after slots `start` to `stop` - 1, zero after the end of an episode."""
         policy, states = self._policy, self._storage["state"]
-        ended = self._storage["terminated"] | self._storage["truncated"]
+        done = self._storage["terminated"] | self._storage["truncated"]
         steps = self._storage.select("observation", "state").unbind(0)
         with autocast(policy.version.device, policy.autocast_dtype):
+            # Step by step, because each state depends on the one before.
             for t in range(start, stop):
-                following = policy.get_action(steps[t].copy(), deterministic=True)["next_state"]
-                over = ended[t].view(-1, *[1] * (following.dim() - 1))
-                states[t + 1].copy_(following.masked_fill(over, 0))
+                next_state = policy.get_action(steps[t].copy(), deterministic=True)["next_state"]
+                over = done[t].view(-1, *[1] * (next_state.dim() - 1))
+                states[t + 1].copy_(next_state.masked_fill(over, 0))

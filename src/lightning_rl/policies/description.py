@@ -47,17 +47,19 @@ def describe(policy: Policy) -> Description:
     return described
 
 
-def differences(own: Description, saved: Description) -> Differences:
+def differences(current: Description, saved: Description) -> Differences:
     """Compare the entries that both descriptions have."""
     classes, settings = [], []
-    for path in own.keys() & saved.keys():
-        here, there = own[path], saved[path]
-        both = (here["class"], there["class"])
-        if None not in both and both[0] != both[1]:
-            classes.append(f"{path} is a {both[0]} and was a {both[1]}")
+    for path in current.keys() & saved.keys():
+        entry, old_entry = current[path], saved[path]
+        kinds = (entry["class"], old_entry["class"])
+        # None: the class does not affect outputs.
+        if None not in kinds and kinds[0] != kinds[1]:
+            classes.append(f"{path} is a {kinds[0]} and was a {kinds[1]}")
             continue  # another class has other settings
-        for name in (here["settings"].keys() & there["settings"].keys()) - set(SOURCES):
-            new, old = here["settings"][name], there["settings"][name]
+        for name in (entry["settings"].keys() & old_entry["settings"].keys()) - set(SOURCES):
+            new, old = entry["settings"][name], old_entry["settings"][name]
+            # A tuple here is a list in a checkpoint.
             if _as_lists(new) != _as_lists(old):
                 at = f"{path}.{name}" if path else name
                 settings.append(f"{at} is {new} and was {old}")
@@ -84,6 +86,7 @@ def with_statistics(
         if not hasattr(part, "add_statistics"):
             continue
         place, prefix = path.removeprefix("policy").removeprefix("."), f"{path}." if path else ""
+        # Before `add_statistics`, which adds the key.
         is_earlier = f"{prefix}head.center" not in state
         try:
             origin = part.add_statistics(state, prefix)
@@ -102,14 +105,15 @@ def with_statistics(
                     f"{EARLIER} They were read from {origin}; new checkpoints hold them."
                 )
             continue
-        named = {name: getattr(part, name) for name in SOURCES if getattr(part, name, None)}
-        own, settings = part.head.center, _settings_of(description, place)
-        moved = any(settings.get(name) != value for name, value in named.items())
-        if named and (moved or not (own.isnan().any() or own.equal(center.to(own)))):
+        sources = {name: getattr(part, name) for name in SOURCES if getattr(part, name, None)}
+        current, settings = part.head.center, _settings_of(description, place)
+        moved = any(settings.get(name) != value for name, value in sources.items())
+        # NaN: the policy was built for loaded weights, and has read no file.
+        if sources and (moved or not (current.isnan().any() or current.equal(center.to(current)))):
             rank_zero_warn(
-                f"The statistics of {', '.join(named.values())} are not used: statistics belong to "
-                "the weights, and the policy keeps those of its checkpoint. To use others, train a "
-                "new policy."
+                f"The statistics of {', '.join(sources.values())} are not used: statistics belong "
+                "to the weights, and the policy keeps those of its checkpoint. To use others, "
+                "train a new policy."
             )
     return state
 
@@ -120,7 +124,7 @@ def _settings_of(description: Description, path: str) -> dict[str, Any]:
 
 
 def _as_lists(value: Any) -> Any:
-    return [_as_lists(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_as_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _add(
@@ -129,11 +133,13 @@ def _add(
     home = plain_class(module).__module__
     if isinstance(module, Policy):
         packages = packages | {home.split(".")[0]}
+    # Dropout does nothing in eval mode.
     if path in critic or home.split(".")[0] not in packages or home.endswith("modules.dropout"):
         return
+    # A class matters where it computes: in modules of this package, and as an activation.
     computes = home.startswith("lightning_rl.") and not isinstance(module, Policy)
-    named = computes or home == "torch.nn.modules.activation"
-    name = plain_class(module).__name__ if named else None
+    has_name = computes or home == "torch.nn.modules.activation"
+    name = plain_class(module).__name__ if has_name else None
     to[path] = {"class": name, "settings": _settings(module)}
     for name, child in module.named_children():
         _add(child, f"{path}.{name}" if path else name, packages, critic, to)
@@ -154,13 +160,13 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 
 def _left_out(module: nn.Module) -> tuple[str, ...]:
-    own = module.training_settings if isinstance(module, Policy) else ()
-    return (*NOT_OF_THE_FUNCTION, *own)
+    ignored = module.training_settings if isinstance(module, Policy) else ()
+    return (*NOT_OF_THE_FUNCTION, *ignored)
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
+        return all(_is_plain(entry) for entry in value)
     return type(value) in (bool, int, float, str)
 
 

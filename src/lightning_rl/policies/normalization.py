@@ -44,6 +44,7 @@ class RunningMoments(nn.Module):
             else batch.new_zeros(2, batch.shape[1])
         )
         if ranks.world_size() > 1:
+            # All ranks merge the same moments, so that their statistics stay equal.
             count, mean, var = ranks.moments_over_ranks(
                 torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
             )
@@ -126,10 +127,12 @@ class RewardNormalizer(RunningMoments):
         """
         if self.carry is None or self.carry.shape[0] != reward.shape[0]:
             self.carry = torch.zeros_like(reward[:, 0])
+        # A resumed run reads the state into the memory of the CPU.
         carry = self.carry.to(reward.device)
         if continues is not None:
             carry = torch.where(continues, carry, 0.0)
         returns = discounted_return(reward, done, carry, gamma=discount)
+        # A finished episode carries no return into the next rollout.
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
         # Skip values that are not finite, which would stay in the return for the rest of the run.
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
@@ -140,6 +143,7 @@ class RewardNormalizer(RunningMoments):
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
+        # Not a buffer: N may differ in a resumed run, and `load_state_dict` compares shapes.
         return {"carry": self.carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -176,8 +180,8 @@ class ReturnNormalizer(RewardNormalizer):
         super().update(batch)
         largest = batch.abs().amax(0) if len(batch) else torch.zeros_like(self.largest)
         if ranks.world_size() > 1:
-            most = max(ranks.gather_over_ranks(float(largest)))
-            largest = torch.full_like(largest, most)
+            maximum = max(ranks.gather_over_ranks(float(largest)))
+            largest = torch.full_like(largest, maximum)
         usable = largest.isfinite() & (largest > self.largest)
         self.largest.copy_(torch.where(usable, largest, self.largest))
 
@@ -205,6 +209,7 @@ class ReturnNormalizer(RewardNormalizer):
         if self.given is None:
             return self.var
         share, given_mean, given_var = self.given
+        # The variance of a mixture: within its parts, and between their means.
         between = share * (1.0 - share) * (self.mean - given_mean).square()
         return (1.0 - share) * self.var + share * given_var + between
 

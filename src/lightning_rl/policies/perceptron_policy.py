@@ -97,6 +97,7 @@ class PerceptronPolicy(Policy):
         self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
         self.critic_keys = self.actor_keys
         space = read_space(observation_space, self.actor_keys)
+        # The order of construction decides the initial weights: modules share a generator.
         self.encoder = None if encoder is None else encoder(space)
         size = flat_observation_size(space) if self.encoder is None else self.encoder.size
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
@@ -117,6 +118,7 @@ class PerceptronPolicy(Policy):
             activation=activation,
             normalization=actor_normalization,
             network=network,
+            # A small last layer: at first, the observation hardly changes the distribution.
             output_gain=0.01,
             initialization=initialization,
         )
@@ -167,10 +169,10 @@ class PerceptronPolicy(Policy):
             names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
             self.critic_keys = read_keys(*names)
         self.refuse_unread_keys()
-        own = critic_encoder is not None or not share_encoder
-        self.critic_reads_apart = own or self.critic_keys != self.actor_keys
+        own_encoder = critic_encoder is not None or not share_encoder
+        self.critic_reads_apart = own_encoder or self.critic_keys != self.actor_keys
         require(
-            self.memory is None or not own or self.critic_keys != self.actor_keys,
+            self.memory is None or not own_encoder or self.critic_keys != self.actor_keys,
             "A critic with its own encoder has no memory, but this critic reads only the actor's "
             "observations, which need a memory: set critic_keys, or remove share_encoder: false "
             "and critic_encoder.",
@@ -189,14 +191,15 @@ class PerceptronPolicy(Policy):
 
     @property
     def counts_executed(self) -> bool:  # type: ignore[override]  # derived, so read-only
+        # A subclass with its own `evaluate_actions` may not mask the unexecuted part of a chunk.
         return type(self).evaluate_actions is PerceptronPolicy.evaluate_actions
 
     @property
     def takes_guidance(self) -> bool:  # type: ignore[override]  # derived, so read-only
         # Exclude classes with deviations among their outputs, or with other methods to act.
-        own = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
+        methods = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
         base = PerceptronPolicy
-        return own == (base.action_output, base.forward, base.evaluate_actions)
+        return methods == (base.action_output, base.forward, base.evaluate_actions)
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -207,22 +210,23 @@ class PerceptronPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
-        state, following = td.get("state", None), []
+        state, states = td.get("state", None), []
         if self.memory is None:
             features = self.actor_features(td)
         else:
-            before, state = td["state"].tensor_split([self.memory_size], -1)
-            features, remembered = self.memory(self._encoded(td), before)
-            following.append(remembered)
+            # The memory's state comes first, then that of correlated noise.
+            memory_state, state = td["state"].tensor_split([self.memory_size], -1)
+            features, next_state = self.memory(self._encoded(td), memory_state)
+            states.append(next_state)
         output = self.action_output(td, features)  # no critic: values come per rollout
         noise = noise_for(self, td, deterministic, generator)
-        drawn = self.distribution.sample(output, noise, state)
-        if "next_state" in drawn:
-            following.append(drawn.pop("next_state"))
-        for key, value in drawn.items():
+        fields = self.distribution.sample(output, noise, state)
+        if "next_state" in fields:
+            states.append(fields.pop("next_state"))
+        for key, value in fields.items():
             td.set(key, value, inplace=True)  # writes into the rollout's storage
-        if following:
-            td.set("next_state", following[0] if len(following) == 1 else torch.cat(following, -1))
+        if states:
+            td.set("next_state", states[0] if len(states) == 1 else torch.cat(states, -1))
         return td
 
     def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
@@ -243,6 +247,7 @@ class PerceptronPolicy(Policy):
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         features = self.actor_features(td)
         fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
+        # A shared encoder runs once, for actor and critic.
         value = self.value_of(self.critic_features(td, features) if self.has_critic else features)
         output = self.action_output(td, features)
         executed = td.get("executed", None)
@@ -292,6 +297,7 @@ class PerceptronPolicy(Policy):
         def encode(steps: TensorDict) -> Tensor:
             return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
 
+        # A target network of the encoder alone still uses the policy's memory.
         memory, features = memory or self.memory, encode(next_td)
         return features if memory is None else memory.unroll_next(td["sequences"], encode, features)
 
@@ -309,6 +315,7 @@ class PerceptronPolicy(Policy):
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return the inputs [B, F] of the action distribution for the actor's features [B, D]."""
         output = widened(self.actor(features))
+        # A second pass, without the condition: classifier-free guidance.
         if ABSENT in td.keys():
             absent = TensorDict({"observation": td.get(ABSENT)}, td.batch_size)
             output = guide(output, widened(self.actor(self._encoded(absent))), td[GUIDANCE])
@@ -325,6 +332,7 @@ class PerceptronPolicy(Policy):
                 steps = time_major(rollout.select("observation"))[:-1].flatten(0, 1)
                 encoder.update_normalization(_read(steps.get("observation"), keys))
             elif normalizer is not None:
+                # Without the last slot: the next rollout begins with the same observation.
                 transitions = rollout.select("observation")[:, :-1]
                 observation = flatten_observation(transitions.get("observation"), 2, keys)
                 normalizer.update(observation.flatten(0, 1))

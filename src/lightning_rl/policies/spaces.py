@@ -15,17 +15,17 @@ def spaces_of(policy: Policy) -> dict[str, SpaceData | None]:
     return {name: space_data(getattr(policy, name)) for name in GIVEN_BY_THE_ENV}
 
 
-def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
-    """Return whether observations of `given` contain everything in `wanted`, except bounds."""
-    if isinstance(wanted, spaces.Dict):
-        there = given.spaces if isinstance(given, spaces.Dict) else {}
-        return all(key in there and fits(one, there[key]) for key, one in wanted.items())
-    return (wanted.shape, wanted.dtype) == (given.shape, given.dtype)
+def fits(inner: spaces.Space[Any], outer: spaces.Space[Any]) -> bool:
+    """Return whether observations of `outer` contain everything in `inner`, except bounds."""
+    if isinstance(inner, spaces.Dict):
+        children = outer.spaces if isinstance(outer, spaces.Dict) else {}
+        return all(key in children and fits(child, children[key]) for key, child in inner.items())
+    return (inner.shape, inner.dtype) == (outer.shape, outer.dtype)
 
 
 def part_for(space: spaces.Space[Any], observation: Any) -> Any:
     """Return the entries of observations [*batch, ...] that are in a space."""
     if not isinstance(space, spaces.Dict):
         return observation
-    parts = {key: part_for(one, observation[key]) for key, one in space.items()}
+    parts = {key: part_for(child, observation[key]) for key, child in space.items()}
     return TensorDict(parts, observation.batch_size)

@@ -65,27 +65,28 @@ def weights_at(path: str, setting: str) -> dict[str, Tensor]:
 
 
 def fitting(
-    own: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     source: str,
     strict: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Return the weights whose names and shapes are in a model's state dict `own`.
+    """Return the weights whose names and shapes are in a model's state dict `state`.
 
     Raises:
         ConfigurationError: unless `strict` is False, if names or shapes differ. None stands for a
             caller without this setting.
     """
-    report = compared(own, weights)
+    report = compared(state, weights)
     check_report(report, source, strict)
-    return {k: v for k, v in weights.items() if k in own and k not in report.mismatched}
+    return {k: v for k, v in weights.items() if k in state and k not in report.mismatched}
 
 
-def compared(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyReport:
-    """Compare the names and shapes of weights with a model's state dict `own`."""
-    wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
-    missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
-    return KeyReport(missing, surplus, wrong)
+def compared(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyReport:
+    """Compare the names and shapes of weights with a model's state dict `state`."""
+    pairs = (state, weights), (weights, state)
+    missing, surplus = ([k for k in a if k not in b] for a, b in pairs)
+    mismatched = [k for k in state if k in weights and weights[k].shape != state[k].shape]
+    return KeyReport(missing, surplus, mismatched)
 
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
@@ -94,13 +95,14 @@ def _files_of_weights(path: str, setting: str) -> list[Path]:
     if place.is_file():
         return [place]
     refuse_adapter(place)
+    # In the order of preference: safetensors cannot hold code.
     for name in NAMES_OF_WEIGHTS:
         shards = [place / name] if "*" not in name else sorted(place.glob(name))
         if shards and shards[0].is_file():
             return shards
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES)
-    found = ", ".join(file.name for file in files) or "none"
-    require(len(files) == 1, f"{setting} must be {WEIGHTS}; the directory {path} holds {found}.")
+    names = ", ".join(file.name for file in files) or "none"
+    require(len(files) == 1, f"{setting} must be {WEIGHTS}; the directory {path} holds {names}.")
     return files
 
 
@@ -139,22 +141,25 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{path} is refused: it is damaged, or holds objects besides tensors, which can run "
             f"any code ({reason}). Save the state_dict alone, best as .safetensors."
         ) from error
-    found = {"": content} | (content if isinstance(content, dict) else {})
-    states = {name: value for name, value in found.items() if _is_state_dict(value)}
-    named = [name for name in ("state_dict", "model_state_dict") if name in states]
-    states = {name: states[name] for name in named[:1] or states}
+    # A checkpoint wraps the state dict: {"state_dict": ..., "epoch": ...}.
+    entries = {"": content} | (content if isinstance(content, dict) else {})
+    states = {name: value for name, value in entries.items() if _is_state_dict(value)}
+    # Of several dicts, those with the usual names win.
+    preferred = [name for name in ("state_dict", "model_state_dict") if name in states]
+    states = {name: states[name] for name in preferred[:1] or states}
     require(
         len(states) == 1,
         f"{path} holds {'several state dicts: ' + ', '.join(states) if states else 'no state_dict'}"
         "; save model.state_dict() alone.",
     )
     (state,) = states.values()
+    # DistributedDataParallel adds `module.`.
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
 def _is_state_dict(value: Any) -> bool:
     tensors = isinstance(value, dict) and len(value) > 0
-    return tensors and all(isinstance(one, Tensor) for one in value.values())
+    return tensors and all(isinstance(tensor, Tensor) for tensor in value.values())
 
 
 def check_report(report: KeyReport, source: str, strict: bool | None) -> None:
@@ -167,6 +172,7 @@ def check_report(report: KeyReport, source: str, strict: bool | None) -> None:
         return
     text = f"The weights in {source} do not fit the model: {report}."
     cure = ", or set strict: false" if strict else ""
+    # None, unlike False, means that the caller has no setting `strict`.
     require(strict is False, f"{text} Load the model they were saved from{cure}.")
     warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
 

@@ -134,11 +134,11 @@ def to_config(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.size <= LARGEST:
         return value.tolist()
     if isinstance(value, list | tuple) and len(value) <= LARGEST:
-        return [to_config(one) for one in value]
+        return [to_config(entry) for entry in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {name: to_config(one) for name, one in value.items()}
+        return {name: to_config(entry) for name, entry in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _of_field(value, one) for one in fields(value)}
+        return {field.name: _of_field(value, field) for field in fields(value)}
     if isinstance(value, Configurable) and _path_of(type(value)):
         return config_of(value)
     if isinstance(value, type) and (name := _path_of(value)):
@@ -150,11 +150,11 @@ def to_config(value: Any) -> Any:
     return f"{NOT_WRITTEN}{_words_for(value)}"
 
 
-def _of_field(value: Any, one: Field[Any]) -> Any:
-    given = getattr(value, one.name)
-    if one.metadata.get(IMPORT_PATH) and isinstance(given, type) and (name := _path_of(given)):
+def _of_field(owner: Any, field: Field[Any]) -> Any:
+    value = getattr(owner, field.name)
+    if field.metadata.get(IMPORT_PATH) and isinstance(value, type) and (name := _path_of(value)):
         return name  # a class as a plain text, like functions
-    return to_config(given)
+    return to_config(value)
 
 
 def is_unwritten(value: Any) -> bool:
@@ -181,7 +181,7 @@ def _refuse_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
             f"{lists}"
         )
     arguments = _arguments(cls)
-    leading = [one.name for one in arguments if one.kind is one.POSITIONAL_OR_KEYWORD]
+    leading = [arg.name for arg in arguments if arg.kind is arg.POSITIONAL_OR_KEYWORD]
     takes_any = any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
     if len(args) > len(leading) and not takes_any:
         raise UnknownSettingError(
@@ -202,31 +202,33 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     except TypeError:
         _refuse_call(cls, args, kwargs)
         return {"class_path": path, "init_args": {}}  # the constructor reports the error
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    # Without `self`.
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             _refuse_call(cls, args, kwargs)
-            given |= value
+            settings |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
-            given[name] = f"{NOT_WRITTEN}arguments without a name"
+            settings[name] = f"{NOT_WRITTEN}arguments without a name"
         else:
-            given[name] = value
+            settings[name] = value
     for name in GIVEN_BY_THE_ENV:
-        if isinstance(given.get(name), gymnasium.Space):
-            del given[name]
-    return {"class_path": path, "init_args": to_config(given)}
+        if isinstance(settings.get(name), gymnasium.Space):
+            del settings[name]
+    return {"class_path": path, "init_args": to_config(settings)}
 
 
 def _is_plain(value: partial[Any]) -> bool:
     return isinstance(value.func, type) and not value.args
 
 
-def _path_of(named: Any) -> str | None:
-    parts, name = named.__module__.split("."), named.__qualname__
+def _path_of(obj: Any) -> str | None:
+    parts, name = obj.__module__.split("."), obj.__qualname__
+    # The shortest path, such as `lightning_rl.PPO`, stays valid when modules move.
     for end in range(1, len(parts) + 1):
         module = ".".join(parts[:end])
-        if getattr(sys.modules.get(module), name, None) is named:
+        if getattr(sys.modules.get(module), name, None) is obj:
             return f"{module}.{name}"
     return None
 

@@ -69,35 +69,38 @@ class Parts:
 def parts_of(kind: Any) -> Parts:
     """Split a declared type into its parts."""
     parts = Parts()
-    for one in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
-        origin, args = get_origin(one), get_args(one)
-        if dataclasses.is_dataclass(one):
-            parts.group = typing.cast(type, one)
+    for member in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
+        origin, args = get_origin(member), get_args(member)
+        if dataclasses.is_dataclass(member):
+            parts.group = typing.cast(type, member)
+        # Lists of plain values belong to `plain`: jsonargparse converts them.
         elif origin in LISTS and args and parts_of(args[0]).has_classes:
             parts.entries = args[0]
         elif origin in MAPPINGS and args and parts_of(args[1]).has_classes:
             parts.values = args[1]
-        elif family := _family(one):
+        elif family := _family(member):
             parts.families.append(family)
         else:
-            parts.plain.append(one)
+            parts.plain.append(member)
     return parts
 
 
 def _family(kind: Any) -> Family | None:
     args = get_args(kind)
     if get_origin(kind) is abc.Callable and len(args) == 2:
-        made = _family(args[1])
+        family = _family(args[1])
         leading = len(args[0]) if isinstance(args[0], list) else 0
-        return made and Family(made.cls, leading, is_factory=True)
+        return family and Family(family.cls, leading, is_factory=True)
     if not isinstance(kind, type) or args:
         return None
+    # A protocol with `__call__` declares a factory; its caller passes positional-only arguments.
     if getattr(kind, "_is_protocol", False) and "__call__" in vars(kind):
         signature = inspect.signature(vars(kind)["__call__"], eval_str=True)
-        made, call = _family(signature.return_annotation), signature.parameters
-        leading = sum(one.kind is one.POSITIONAL_ONLY for one in call.values()) - 1
-        named = tuple(name for name, one in call.items() if one.kind is one.KEYWORD_ONLY)
-        return made and Family(made.cls, leading, named, is_factory=True)
+        family, call = _family(signature.return_annotation), signature.parameters
+        # Without `self`, which is positional-only, too.
+        leading = sum(param.kind is param.POSITIONAL_ONLY for param in call.values()) - 1
+        names = tuple(name for name, param in call.items() if param.kind is param.KEYWORD_ONLY)
+        return family and Family(family.cls, leading, names, is_factory=True)
     is_plain = kind.__module__ in OF_VALUES or issubclass(kind, (Enum, PurePath))
     return None if is_plain else Family(kind)
 
@@ -119,6 +122,7 @@ def describe_type(kind: Any) -> str:
 
 def shorten_message(message: str) -> str:
     """Shorten a message of jsonargparse to the part for users."""
+    # jsonargparse writes the setting, the allowed types and the value in fixed phrases.
     key = re.search(r'Parser key "([^"]+)"', message)
     of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"
     kinds = re.findall(f"Expected a (?:{of_class}|{of_choices})", message)

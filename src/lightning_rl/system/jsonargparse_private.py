@@ -28,43 +28,43 @@ register_type(QuotedText, lambda text: text, lambda text: text)
 
 
 @cache
-def parameters_of(made: Any) -> dict[str, ParamData]:
+def parameters_of(constructor: Any) -> dict[str, ParamData]:
     """Return the parameters of a constructor or function, and those behind `**kwargs`."""
-    return {one.name: one for one in get_signature_parameters(made)}
+    return {param.name: param for param in get_signature_parameters(constructor)}
 
 
-def converted(kind: Any, value: Any, given: str | None = None) -> Any:
+def converted(kind: Any, value: Any, text: str | None = None) -> Any:
     """Convert a plain value to a type without classes, or raise ValueError or TypeError."""
     with parser_context(load_value_mode=PARSER_MODE):
-        return adapt_typehints(value, kind, orig_val=given)
+        return adapt_typehints(value, kind, orig_val=text)
 
 
 @contextmanager
 def parsing_settings_kept() -> Iterator[None]:
     """Restore the process-wide settings of `set_parsing_settings`."""
-    before = dict(parsing_settings)
+    saved = dict(parsing_settings)
     try:
         yield
     finally:
-        parsing_settings.update(before)
+        parsing_settings.update(saved)
 
 
 def accept_plain_numpy_numbers() -> None:
     """Let NumPy types accept plain numbers and lists, in the whole process (`RescaleAction`)."""
     # float32 like the spaces, which warn about float64
-    for kind, dtype, plain in (
+    for kind, dtype, inputs in (
         (np.floating, np.float32, (int, float)),
         (np.integer, np.int64, (int,)),
         (np.ndarray, np.float32, (list,)),
     ):
-        read = partial(_numpy, dtype=dtype, plain=plain)
+        read = partial(_numpy, dtype=dtype, inputs=inputs)
         register_type(kind, _plain, read, type_check=lambda value, of: isinstance(value, of))
 
 
-def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
+def _numpy(value: Any, dtype: Any, inputs: tuple[type, ...]) -> Any:
     is_number = np.asarray(value).dtype.kind in "iuf"
-    if type(value) not in plain or not is_number:
-        raise TypeError(f"Expected a {plain[-1]}. Got value: {value!r}")
+    if type(value) not in inputs or not is_number:
+        raise TypeError(f"Expected a {inputs[-1]}. Got value: {value!r}")
     array = np.asarray(value, dtype)
     return array if isinstance(value, list) else array[()]
 
@@ -73,4 +73,4 @@ def _plain(value: Any) -> Any:
     """Convert NumPy numbers to plain numbers with few digits: 0.1, not 0.10000000149."""
     if isinstance(value, np.integer):
         return int(value)
-    return [_plain(one) for one in value] if np.ndim(value) else float(str(value))
+    return [_plain(entry) for entry in value] if np.ndim(value) else float(str(value))

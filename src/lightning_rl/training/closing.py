@@ -22,10 +22,10 @@ def closing_lines(trainer: Any) -> list[str]:
     reason = why_early(trainer)
     lines = [*([reason] if reason else []), f"Run directory: {run_dir}"]
     best = run_dir / "checkpoints" / "best.ckpt"
-    kept = trainer.checkpoint_callback
-    if isinstance(kept, ModelCheckpoint) and kept.best_model_score is not None:
-        score = return_text(float(kept.best_model_score))
-        lines.append(f"Best:      {kept.monitor} {score}, in {best}")
+    callback = trainer.checkpoint_callback
+    if isinstance(callback, ModelCheckpoint) and callback.best_model_score is not None:
+        score = return_text(float(callback.best_model_score))
+        lines.append(f"Best:      {callback.monitor} {score}, in {best}")
     if best.is_file():
         evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
         lines.append(f"Evaluate:  {evaluate}   (--video true films it)")

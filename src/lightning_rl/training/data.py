@@ -107,6 +107,7 @@ class RolloutDataset(IterableDataset[TensorDict]):
 def _most_actions(env: VectorEnv) -> int | None:
     """Return the most actions of an episode; None without a time limit."""
     limit = env.max_episode_steps
+    # Rounded up: the last action may execute fewer env steps.
     return None if limit is None else -(-limit // env.steps_per_action)
 
 
@@ -243,12 +244,13 @@ class RLDataModule(LightningDataModule):
 
     @property
     def _make_training_env(self) -> Callable[[int], VectorEnv]:
-        kept: Any = {"events": self._events, "extra_fields": self._extra_fields}
+        changes: Any = {"events": self._events, "extra_fields": self._extra_fields}
         # No lambda: a remote collector pickles it.
-        return partial(make_env, self._make_env, setting="data.env", **kept)
+        return partial(make_env, self._make_env, setting="data.env", **changes)
 
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
+        # An offline run only reads the spaces of this env.
         num_envs = 1 if self.offline else self.num_envs
         return (calls or self.calls).make(self._make_training_env, num_envs)
 
@@ -284,6 +286,7 @@ class RLDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Turn evaluations during training off if there is no env."""
+        # Before Lightning reads the limit, to make the loader of the evaluation.
         if stage == "fit" and self._make_eval_env is self._spaces:
             cast(Any, self.trainer).limit_val_batches = 0
 
@@ -316,6 +319,7 @@ class RLDataModule(LightningDataModule):
         if self._max_eval_episode_steps is not None:
             return self._max_eval_episode_steps
         if self.eval_env.max_episode_steps is not None:
+            # The env's own limit ends the episodes.
             return MAX_EPISODE_STEPS
         epoch = self.iterations_per_epoch * self.buffer_size * self._steps_per_action
         return min(max(LEAST_BOUND, epoch), MAX_EPISODE_STEPS)
@@ -372,12 +376,12 @@ class RLDataModule(LightningDataModule):
             self._eval_env.stop_interventions()  # evaluate the policy without interventions
             check_no_pauses(self._eval_env)
             for kind in ("observation", "action"):
-                ours = getattr(self, f"{kind}_space")
-                theirs = getattr(self._eval_env, f"single_{kind}_space")
+                space = getattr(self, f"{kind}_space")
+                other = getattr(self._eval_env, f"single_{kind}_space")
                 require(
-                    ours == theirs,
-                    f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
-                    f"{ours}, the space of data.env. Evaluate on an env with the same spaces.",
+                    space == other,
+                    f"The {kind} space of data.eval_env is {other}, but the policy was made for "
+                    f"{space}, the space of data.env. Evaluate on an env with the same spaces.",
                 )
         return self._eval_env
 
@@ -394,10 +398,13 @@ class RLDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutDataset:
         assert self.trainer is not None
+        # Not in `setup`: only now the policy is on its device, with the weights of a resumed run.
         learner = cast(ActingAlgorithm, self.trainer.lightning_module)
+        # A second `fit`: `close` has ended the first env.
         if self._env is None:
             self._env = self.new_env()
         evaluates = self.trainer.limit_val_batches != 0 and self.evaluates_on_the_training_env
+        # Refuse an unsuitable env before a collector is built around it.
         check_one_arm(self._env, evaluates)
         check_no_pauses(self._env)
         self.collector = self._make_collector(
@@ -427,6 +434,7 @@ class RLDataModule(LightningDataModule):
                     "trainer.save_replay is false: checkpoints hold no replay. A resumed run "
                     "starts with an empty replay, and performance may drop until it is filled."
                 )
+        # Before the first rollout, and once the objects exist that take the states.
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
@@ -435,12 +443,12 @@ class RLDataModule(LightningDataModule):
 
     def _restore(self) -> None:
         saved, self._restored = self._restored, {}
-        own = ranks.rank()
+        rank = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
             # With another number of ranks, the algorithm warns.
             with restoring("state of collector and envs"):
-                self.collector.load_state_dict(states[own])
+                self.collector.load_state_dict(states[rank])
         if self.replay is None or not saved:
             return
         states = saved.get("replays", [])
@@ -452,7 +460,7 @@ class RLDataModule(LightningDataModule):
             why = f"the checkpoint has one for each of {len(states)} processes"
         else:
             with restoring("replay"):
-                self.replay.load_state_dict(states[own], self._replays_restored)
+                self.replay.load_state_dict(states[rank], self._replays_restored)
             return
         rank_zero_warn(
             f"The resumed run starts with an empty replay, because {why}: performance may drop "
@@ -470,10 +478,12 @@ class RLDataModule(LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
+        # Batches are already where the algorithm reads them.
         return batch
 
     def seed_for(self, purpose: str) -> int:
         """Derive a seed for one purpose and this rank."""
+        # The bytes of the purpose, because `hash` differs between processes.
         entropy = [self.seed, *purpose.encode()]
         if ranks.rank() > 0:  # rank 0 uses the streams of a single-process run
             entropy += [256 + ranks.rank()]
@@ -486,8 +496,8 @@ class RLDataModule(LightningDataModule):
             states["collectors"] = ranks.gather_over_ranks(self.collector.state_dict())
         if self.replay is not None and self._replays_saved is not None:
             # The gather is a barrier: all ranks write their files before the checkpoint is saved.
-            own = self.replay.state_dict(self._replays_saved)
-            states["replays"] = ranks.gather_over_ranks(own)
+            state = self.replay.state_dict(self._replays_saved)
+            states["replays"] = ranks.gather_over_ranks(state)
         return states
 
     @contextmanager
@@ -501,6 +511,7 @@ class RLDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         assert self.trainer is not None
+        # Collector and replay do not exist yet: `_restore` loads them.
         self._restored = dict(state_dict)
         self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
 
@@ -509,6 +520,7 @@ class RLDataModule(LightningDataModule):
         if self.collector is not None:
             self.collector.close()
         for env, calls in ((self._env, self.calls), (self._eval_env, self.eval_calls)):
+            # A lost env hangs: to close it would wait for ever.
             if env is not None and not calls.is_lost:
                 try:
                     with calls("close"):

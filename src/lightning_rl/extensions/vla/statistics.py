@@ -83,31 +83,36 @@ def choose(
         ConfigurationError: if there are none, or several; the message names those in `source`, and
             the `cure` if there are none. Also if the dataset has other names than `order`.
     """
+    # openpi, and files of actions alone, use other names.
     names = (feature, *OTHER_NAMES.get(feature, ()))
     fitting = [
-        n for n in statistics if n in names or n.endswith(tuple(f".{one}" for one in names if one))
+        n for n in statistics if n in names or n.endswith(tuple(f".{end}" for end in names if end))
     ]
     if key is not None:
+        # Dots on both sides: a whole part of the dotted name must match.
         fitting = [name for name in fitting if f".{key}." in f".{name}."]
+    # Without a key, the name alone wins over names of single datasets.
     elif feature in fitting:
         fitting = [feature]
     present = ", ".join(name or "statistics without a name" for name in statistics) or "none"
-    chosen = "" if key is None else f" in statistics_key: {key}"
+    suffix = "" if key is None else f" in statistics_key: {key}"
     require(
         bool(fitting),
-        f"{source} has no statistics of '{feature}'{chosen}; it has {present}. {cure}",
+        f"{source} has no statistics of '{feature}'{suffix}; it has {present}. {cure}",
     )
     require(
         len(fitting) == 1,
-        f"{source} has the statistics of several datasets for {feature}{chosen}: "
+        f"{source} has the statistics of several datasets for {feature}{suffix}: "
         f"{', '.join(fitting)}. Choose the dataset: statistics_key: "
         f"{fitting[0].removesuffix(feature).strip('.') or 'NAME'}.",
     )
     chosen_statistics = dict(statistics[fitting[0]])
+    # A dataset may record the joints in another order than the env.
     recorded = names_in(chosen_statistics.pop("names", None), len(order))
     indices = order_of(recorded, order, fitting[0], str(source))
     for kind, value in chosen_statistics.items() if indices is not None else ():
         tensor = numbers(value, f"{source}: {kind} of {fitting[0]}")
+        # Other entries, such as a count, do not have one number per joint.
         if tensor.shape[-1:] == (len(order),):
             chosen_statistics[kind] = tensor[..., indices]
     return chosen_statistics
@@ -118,6 +123,7 @@ def action_bounds_of(
 ) -> tuple[Tensor, Tensor]:
     """Return what `read_action_bounds` returns; NaN, two tensors [A], if weights follow."""
     if do_weights_follow():
+        # NaN shows at once if the statistics are used before the weights are loaded.
         return torch.full((size,), torch.nan), torch.full((size,), torch.nan)
     return read_action_bounds(path, key, size, order)
 
@@ -145,23 +151,24 @@ def read_action_bounds(
         raise ConfigurationError(
             f"{path} needs q01 and q99, or min and max, of actions; it has {', '.join(values)}."
         )
-    low, high, kept = (
+    low, high, mask = (
         numbers(values.get(name, [1] * size), f"{path}: {name} of actions").flatten()
         for name in (*pair, "mask")
     )
-    for part in (low, high, kept):
+    for part in (low, high, mask):
         require(
             part.numel() == size,
             f"{path} has actions of {part.numel()} numbers, but the env's have {size}.",
         )
-    wrong = [i for i in range(size) if low[i] > high[i]]
+    indices = [i for i in range(size) if low[i] > high[i]]
     require(
-        not wrong,
-        f"{path}: {pair[0]} is above {pair[1]} in the numbers {wrong} of an action (from 0): "
+        not indices,
+        f"{path}: {pair[0]} is above {pair[1]} in the numbers {indices} of an action (from 0): "
         "compute the statistics again.",
     )
-    scaled, one = kept > 0, torch.ones(size)
-    return with_width(low.where(scaled, -one), high.where(scaled, one), path)
+    # Bounds of -1 and 1 leave a number unscaled.
+    scaled, unit = mask > 0, torch.ones(size)
+    return with_width(low.where(scaled, -unit), high.where(scaled, unit), path)
 
 
 def numbers(values: Any, name: str) -> Tensor:
@@ -199,6 +206,7 @@ def with_width(low: Tensor, high: Tensor, source: object) -> tuple[Tensor, Tenso
             "which they do.",
             stacklevel=2,
         )
+    # Relative to the number, because float32 has about 7 digits.
     width = 1e-6 * high.abs().clamp(min=1.0)
     flat = span < width
     return torch.where(flat, low - width, low), torch.where(flat, high + width, high)

@@ -33,14 +33,15 @@ class ExploringCategorical(Categorical):
         self.register_buffer("amount", torch.tensor(0.05))
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
-        drawn = super().sample(output, noise, state)
+        fields = super().sample(output, noise, state)
         if noise is None:  # with epsilon = 1 all actions have the same probability
-            drawn["action"] = output.argmax(-1)
-        return drawn
+            fields["action"] = output.argmax(-1)
+        return fields
 
     def _log_probs(self, output: Tensor) -> Tensor:
         if self.rule == "boltzmann":
             return super()._log_probs(output / self.amount)
+        # A mask gives forbidden actions the value NEVER.
         allowed = output > NEVER / 2
         share = self.amount / allowed.sum(-1, keepdim=True).clamp(min=1)
         best = nn.functional.one_hot(output.argmax(-1), self.num_choices)

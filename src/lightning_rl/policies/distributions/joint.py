@@ -44,13 +44,15 @@ class JointDistribution(ActionDistribution):
         masks = mask.split(self.choices, -1)
         outputs = list(output.split(self.sizes, -1))
         for i, part in enumerate(self._parts()):
+            # Parts without choices have no columns in the mask.
             if part.num_choices:
                 outputs[i] = part.masked(outputs[i], masks[i])
         return torch.cat(outputs, -1)
 
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
-        for part, one in zip(self._parts(), noise.split(self.noise_sizes, -1), strict=True):
-            one.copy_(part.fill_noise(one.clone(memory_format=torch.contiguous_format), generator))
+        for part, out in zip(self._parts(), noise.split(self.noise_sizes, -1), strict=True):
+            # Some parts fill noise in place, which needs contiguous memory; a column block is not.
+            out.copy_(part.fill_noise(out.clone(memory_format=torch.contiguous_format), generator))
         return noise
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
@@ -59,18 +61,20 @@ class JointDistribution(ActionDistribution):
         if state is not None and self.state_size:
             states = state.split(self.state_sizes, -1)
         outputs = output.split(self.sizes, -1)
-        drawn = [
+        samples = [
             part.sample(*inputs)
             for part, *inputs in zip(self._parts(), outputs, noises, states, strict=True)
         ]
-        flat = [one["action"].reshape(*output.shape[:-1], -1).float() for one in drawn]
-        log_probs = [one["sample_log_prob"] for one in drawn]
+        # Choices become floats in the flat action.
+        flat = [sample["action"].reshape(*output.shape[:-1], -1).float() for sample in samples]
+        log_probs = [sample["sample_log_prob"] for sample in samples]
+        # Independent parts: their log-probs add up.
         fields = {"action": torch.cat(flat, -1), "sample_log_prob": torch.stack(log_probs).sum(0)}
         if self.state_size:
-            following = [one["next_state"] for one in drawn if "next_state" in one]
-            fields["next_state"] = torch.cat(following, -1)
-        for i, (part, one) in enumerate(zip(self._parts(), drawn, strict=True)):
-            fields |= {f"{key}_{i}": one[key] for key in part.extra_fields}
+            next_states = [sample["next_state"] for sample in samples if "next_state" in sample]
+            fields["next_state"] = torch.cat(next_states, -1)
+        for i, (part, sample) in enumerate(zip(self._parts(), samples, strict=True)):
+            fields |= {f"{key}_{i}": sample[key] for key in part.extra_fields}
         return fields
 
     def log_prob_and_entropy(
@@ -78,20 +82,20 @@ class JointDistribution(ActionDistribution):
     ) -> tuple[Tensor, Tensor]:
         assert executed is None  # ActionChunk refuses actions of several parts
         outputs, actions = output.split(self.sizes, -1), self._actions(fields["action"])
-        found = []
+        pairs = []
         for i, part in enumerate(self._parts()):
-            own: Any = {key: fields.get(f"{key}_{i}") for key in part.extra_fields}
-            found.append(part.log_prob_and_entropy(outputs[i], {"action": actions[i], **own}))
-        log_probs, entropies = zip(*found, strict=True)
+            extra: Any = {key: fields.get(f"{key}_{i}") for key in part.extra_fields}
+            pairs.append(part.log_prob_and_entropy(outputs[i], {"action": actions[i], **extra}))
+        log_probs, entropies = zip(*pairs, strict=True)
         return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
         fields: dict[str, Tensor] = {}
-        for i, (part, one) in enumerate(zip(self._parts(), self._actions(action), strict=True)):
-            own = part.fields_of(one)
-            if own is None:
+        for i, (part, piece) in enumerate(zip(self._parts(), self._actions(action), strict=True)):
+            extra = part.fields_of(piece)
+            if extra is None:
                 return None
-            fields |= {f"{key}_{i}": value for key, value in own.items()}
+            fields |= {f"{key}_{i}": value for key, value in extra.items()}
         return fields
 
     def _parts(self) -> list[ActionDistribution]:
@@ -103,5 +107,6 @@ class JointDistribution(ActionDistribution):
             value = flat[..., start:stop]
             choice = not isinstance(space, gymnasium.spaces.Box)
             shape = (*flat.shape[:-1], *(space.shape or ()))
+            # The cast alone would truncate.
             actions.append(value.round().long() if choice else value.reshape(shape))
         return actions

@@ -101,6 +101,7 @@ class PerceptronEncoder(Encoder):
         super().__init__(observation_space)
         size = flat_observation_size(observation_space)
         self.normalizer = ObservationNormalizer(size) if normalize else None
+        # An empty Sequential returns its input.
         self.layers = nn.Sequential()
         if len(hidden_sizes) > 0:
             *hidden, last = hidden_sizes
@@ -142,16 +143,17 @@ class OneHot(Encoder):
                 f"OneHot reads a Discrete or MultiDiscrete observation, not {space}: use "
                 "PerceptronEncoder for numbers, NatureCNN for a picture."
             )
-        before = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+        positions = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         # From a choice to its index in the one-hot vector.
-        self.register_buffer("offset", before - torch.tensor(start), persistent=False)
+        self.register_buffer("offset", positions - torch.tensor(start), persistent=False)
         self.size = sum(sizes)
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         batch_dims = _batch_dims(observation, self.observation_space)
-        chosen = cast(Tensor, observation)
-        batch = chosen.shape[:batch_dims]
-        choices = chosen.reshape(-1, len(self.offset))
+        values = cast(Tensor, observation)
+        batch = values.shape[:batch_dims]
+        choices = values.reshape(-1, len(self.offset))
+        # Each choice sets one entry, at its index in the whole vector.
         features = torch.zeros(choices.shape[0], self.size, device=choices.device)
         return features.scatter(1, choices + self.offset, 1.0).view(*batch, self.size)
 
@@ -215,6 +217,7 @@ class PictureEncoder(Encoder):
                 f"{cure}."
             )
         shape = cast(tuple[int, ...], observation_space.shape)
+        # Axes in the order channels, height, width; a stack of color pictures has two of channels.
         self._axes = _channels_and_sides(shape)
         axes, top, left = self._axes, 0, 0
         channels = math.prod(shape[axis] for axis in axes[:-2])
@@ -250,8 +253,10 @@ class PictureEncoder(Encoder):
         picture = cast(Tensor, observation)
         batch = picture.shape[: picture.dim() - len(self._axes)]
         planes = self._planes(picture.reshape(-1, *picture.shape[len(batch) :]))
+        # Pixels are bytes until here: rollouts and minibatches move a quarter of the memory.
         scaled = planes.float()
         if self.normalizer is not None:
+            # One pass over the pixels: division by 255, mean and deviation together.
             scaled = torch.addcmul(self.shift, scaled, self.scale)
         elif self._unit != 1.0:
             scaled = scaled * self._unit
@@ -268,8 +273,8 @@ class PictureEncoder(Encoder):
         pictures = cast(Tensor, observation)
         # A few pictures, at regular intervals, have enough pixels.
         every = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
-        some = self._planes(pictures[::every])
-        moments.update(some.movedim(1, -1).flatten(0, -2).float() * self._unit)
+        sample = self._planes(pictures[::every])
+        moments.update(sample.movedim(1, -1).flatten(0, -2).float() * self._unit)
         factor = (moments.var + PIXEL_EPS).rsqrt()
         self.scale.copy_((factor * self._unit)[:, None, None])
         self.shift.copy_((-moments.mean * factor)[:, None, None])
@@ -295,25 +300,26 @@ class PictureEncoder(Encoder):
             ("strides", strides),
         ):
             check_range(f"{name}.{of_what}", min(numbers), minimum=1)
-        before, *sides = self.input_shape
-        least = 1
+        inputs, *sides = self.input_shape
+        # Backwards from one pixel behind the last convolution, to the smallest possible picture.
+        size = 1
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            least = (least - 1) * stride + kernel
+            size = (size - 1) * stride + kernel
         require(
-            min(sides) >= least,
+            min(sides) >= size,
             f"{name}: a picture of {sides[0]}x{sides[1]} pixels is too small for "
-            f"kernels={list(kernels)} and strides={list(strides)}, which need {least}x{least} at "
-            f"least. Set smaller kernels or strides, or resize: [{least}, {least}], or use "
+            f"kernels={list(kernels)} and strides={list(strides)}, which need {size}x{size} at "
+            f"least. Set smaller kernels or strides, or resize: [{size}, {size}], or use "
             "ImpalaCNN, which takes pictures of any size.",
         )
         layers: list[nn.Module] = []
-        for after, kernel, stride in zip(channels, kernels, strides, strict=True):
-            layers.append(_convolution(before, after, kernel, stride))
-            layers += _channel_normalization(normalization, after)
+        for outputs, kernel, stride in zip(channels, kernels, strides, strict=True):
+            layers.append(_convolution(inputs, outputs, kernel, stride))
+            layers += _channel_normalization(normalization, outputs)
             layers.append(ACTIVATIONS[activation]())
             sides = [(side - kernel) // stride + 1 for side in sides]
-            before = after
-        return layers, [before, *sides]
+            inputs = outputs
+        return layers, [inputs, *sides]
 
     def _planes(self, pictures: Tensor) -> Tensor:
         # Return a view: memory stays channels-last, the fastest layout for convolutions.
@@ -337,14 +343,16 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 def picture_keys(space: gymnasium.Space[Any]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return height and width of the pictures in an observation space, by their key path."""
     parts = leaves_by_path(space).items()
-    return {path: _channels_and_sides(one.shape)[-2:] for path, one in parts if is_picture(one)}
+    return {path: _channels_and_sides(box.shape)[-2:] for path, box in parts if is_picture(box)}
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) == 2:
         return (0, 1)
     if len(shape) == 4:  # a stack of pictures
+        # [K, H, W, C]
         return (0, 3, 1, 2)
+    # A first dimension below the others means [C, H, W].
     return (0, 1, 2) if shape[0] < min(shape[1:]) else (2, 0, 1)
 
 
@@ -418,8 +426,8 @@ class SpatialSoftmaxCNN(PictureEncoder):
         super().__init__(observation_space, **kwargs)
         check_range("SpatialSoftmaxCNN.points", points, minimum=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
-        before, *sides = numbers
-        layers += [_convolution(before, points, 1, 1, gain=1.0), _SpatialSoftmax(*sides)]
+        inputs, *sides = numbers
+        layers += [_convolution(inputs, points, 1, 1, gain=1.0), _SpatialSoftmax(*sides)]
         self.layers = nn.Sequential(*layers)
         self.size = 2 * points
 
@@ -435,6 +443,7 @@ class _SpatialSoftmax(nn.Module):
         self.register_buffer("places", torch.stack((x, y), -1).reshape(-1, 2), persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
+        # The softmax is a distribution over the pixels of a channel; the product is its mean place.
         return (pictures.flatten(2).softmax(-1) @ self.places).flatten(1)
 
 
@@ -469,16 +478,17 @@ class ImpalaCNN(PictureEncoder):
         check_activation(activation)
         check_range("ImpalaCNN.channels", min(channels, default=0), minimum=1)
         check_range("ImpalaCNN.size", size, minimum=1)
-        before, *sides = self.input_shape
+        inputs, *sides = self.input_shape
         layers: list[nn.Module] = []
-        for after in channels:
-            layers.append(_convolution(before, after, 3, 1, padding=1))
+        for outputs in channels:
+            layers.append(_convolution(inputs, outputs, 3, 1, padding=1))
             layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-            layers += [_Residual(after, activation, normalization) for _ in range(2)]
+            layers += [_Residual(outputs, activation, normalization) for _ in range(2)]
+            # The pooling, with stride 2 and padding 1, rounds half a side up.
             sides = [(side + 1) // 2 for side in sides]
-            before = after
+            inputs = outputs
         layers.append(ACTIVATIONS[activation]())
-        layers += _to_features(before * math.prod(sides), size, activation, normalization)
+        layers += _to_features(inputs * math.prod(sides), size, activation, normalization)
         self.layers = nn.Sequential(*layers)
         self.size = size
 
@@ -498,15 +508,15 @@ class _Residual(nn.Module):
 
 
 def _convolution(
-    before: int,
-    after: int,
+    inputs: int,
+    outputs: int,
     kernel: int,
     stride: int,
     padding: int = 0,
     gain: float = math.sqrt(2),
 ) -> nn.Conv2d:
-    check_weights_fit((before * kernel**2, after))
-    layer = nn.Conv2d(before, after, kernel, stride, padding)
+    check_weights_fit((inputs * kernel**2, outputs))
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
     orthogonal_(layer.weight, gain)
     nn.init.zeros_(cast(Tensor, layer.bias))
     return layer
@@ -517,6 +527,7 @@ def _channel_normalization(kind: ChannelNormalization, channels: int) -> list[nn
         return []
     groups = 1
     if kind == "group":
+        # The largest number of equal groups with at least 8 channels each.
         groups = max(g for g in range(1, max(1, channels // 8) + 1) if channels % g == 0)
     return [nn.GroupNorm(groups, channels)]
 
@@ -560,18 +571,18 @@ class DictEncoder(Encoder):
                 f"{observation_space}: use an encoder for that space, such as NatureCNN for a "
                 "picture."
             )
-        given = dict(encoders or {})
-        known = sorted(observation_space.keys())
-        unknown = [key for key in given if key not in known]
+        factories = dict(encoders or {})
+        keys = sorted(observation_space.keys())
+        unknown = [key for key in factories if key not in keys]
         require(
             not unknown,
             f"DictEncoder.encoders names '{', '.join(unknown)}', but the observation has the keys "
-            f"{', '.join(known)}{closest(unknown[0], known) if unknown else ''}.",
+            f"{', '.join(keys)}{closest(unknown[0], keys) if unknown else ''}.",
         )
         self.encoders = nn.ModuleDict()
-        for key in known:
+        for key in keys:
             space = observation_space[key]
-            make = given.get(key) or _default_encoder(space, normalize)
+            make = factories.get(key) or _default_encoder(space, normalize)
             try:
                 self.encoders[_module_name(key)] = make(space)
             except ConfigurationError as error:
@@ -580,7 +591,7 @@ class DictEncoder(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         tree = cast(TensorDict, observation)
-        return torch.cat([one(tree.get(key)) for key, one in self._children().items()], -1)
+        return torch.cat([module(tree.get(key)) for key, module in self._children().items()], -1)
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
         for key, encoder in self._children().items():
@@ -592,6 +603,7 @@ class DictEncoder(Encoder):
 
 
 def _module_name(key: str) -> str:
+    # `ModuleDict` refuses dots, and names of its own attributes such as `pop`.
     return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 
@@ -653,6 +665,7 @@ class FrozenEncoder(Encoder):
         )
 
     def train(self, mode: bool = True) -> "FrozenEncoder":
+        # Frozen weights stay in eval mode when the policy trains.
         return super().train(False)
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:

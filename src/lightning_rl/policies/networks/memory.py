@@ -55,6 +55,7 @@ class Memory(nn.Module, ABC):
         outputs = []
         steps = self.project(features).unbind(1), starts.unbind(1)
         for projected, start in zip(*steps, strict=True):
+            # An episode that starts within the sequence begins with a zero state.
             output, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
             outputs.append(output)
         return torch.stack(outputs, 1)
@@ -69,9 +70,10 @@ class Memory(nn.Module, ABC):
             starts: [B, C] bool, the first steps of episodes.
             real: [B, C] bool; other steps do not change the state.
         """
-        steps = (each.unbind(1) for each in (self.project(features), starts, real))
+        steps = (tensor.unbind(1) for tensor in (self.project(features), starts, real))
         for projected, start, is_real in zip(*steps, strict=True):
             _, next_state = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            # Padding leaves the state unchanged.
             state = torch.where(is_real[:, None], next_state, state)
         return state
 
@@ -104,24 +106,27 @@ class Memory(nn.Module, ABC):
         """
         state = self._first_state(sequences, encode)
         steps = sequences.steps[:, sequences.burn_in :]
-        through = self.project(encode(steps)).unbind(1), steps["starts"].unbind(1)
+        inputs = self.project(encode(steps)).unbind(1), steps["starts"].unbind(1)
+        # All states are kept: a sample may be any step of its sequence.
         states = []
-        for projected, start in zip(*through, strict=True):
+        for projected, start in zip(*inputs, strict=True):
             _, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
             states.append(state)
         last = cast(Tensor, sequences.last)
-        behind = torch.stack(states, 1).flatten(0, 1).index_select(0, last)
-        output: Tensor = self(next_features, behind)[0]
+        # `last` counts through the steps of all sequences, one sequence after another.
+        end_state = torch.stack(states, 1).flatten(0, 1).index_select(0, last)
+        output: Tensor = self(next_features, end_state)[0]
         return output
 
     def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
         state = sequences.state[..., : self.state_size]
         if sequences.burn_in == 0:
             return state
-        before = sequences.steps[:, : sequences.burn_in]
+        steps = sequences.steps[:, : sequences.burn_in]
+        # Burn-in only warms the state up: gradients begin at the first sample.
         with torch.no_grad():
-            features = encode(before)
-        return self.burn_in(features, state, before["starts"], before["real"])
+            features = encode(steps)
+        return self.burn_in(features, state, steps["starts"], steps["real"])
 
 
 MemoryFactory = Callable[[int], Memory]
@@ -146,16 +151,19 @@ class GRU(Memory):
         self.input = _input_weights(input_size, 3 * size)
         self.recurrent = _recurrent_weights(size, gates=3)
         with torch.no_grad():
+            # A bias of 1 keeps the state at first, and gradients with it.
             self.input.bias[size : 2 * size].fill_(1.0)
 
     def project(self, features: Tensor) -> Tensor:
         return _in_float32(self.input(features))
 
     def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        # The gates r and z, then the candidate n, whose recurrent part r scales first.
         of_gates, of_new = projected.tensor_split([2 * self.size], -1)
         gates, recalled = _in_float32(self.recurrent(state)).tensor_split([2 * self.size], -1)
         reset, update = (of_gates + gates).sigmoid().chunk(2, -1)
         new = (of_new + reset * recalled).tanh()
+        # (1 - z) n + z h, with one product.
         next_state = new + update * (state - new)
         return next_state, next_state
 
@@ -178,6 +186,7 @@ class LSTM(Memory):
         self.input = _input_weights(input_size, 4 * size)
         self.recurrent = _recurrent_weights(size, gates=4, bias=False)
         with torch.no_grad():
+            # The forget gate is the second of four, see `step`.
             self.input.bias[size : 2 * size].fill_(1.0)
 
     def project(self, features: Tensor) -> Tensor:

@@ -56,8 +56,9 @@ def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
     Raises:
         ConfigurationError: with the sizes.
     """
-    count = copies * sum(before * after for before, after in pairwise(sizes))
+    count = copies * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
     times = f", {copies:,} times," if copies != 1 else ""
+    # Before torch allocates them: too large a size gives a message instead of a full memory.
     require(
         count <= MOST_WEIGHTS,
         f"Layers of the sizes {list(sizes)[:6]}{times} have {count:,} weights, but at most "
@@ -96,15 +97,17 @@ def mlp(
     layers: list[nn.Module] = []
     if network == "residual":
         check_residual(hidden_sizes, "hidden_sizes")
+        # Blocks keep the size; a linear layer at either end changes it.
         layers.append(linear(input_size, hidden_sizes[0], 1.0, initialization))
         layers += [
             ResidualBlock(size, activation, normalization, initialization) for size in hidden_sizes
         ]
+        # Each block normalizes its input: the output of the last block is not normalized yet.
         layers += _normalizing(hidden_sizes[0], normalization)
     else:
-        for before, after in pairwise(sizes[:-1]):
-            layers.append(linear(before, after, math.sqrt(2), initialization))
-            layers += _normalizing(after, normalization)
+        for inputs, outputs in pairwise(sizes[:-1]):
+            layers.append(linear(inputs, outputs, math.sqrt(2), initialization))
+            layers += _normalizing(outputs, normalization)
             layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers, linear(sizes[-2], sizes[-1], output_gain, initialization))
 
@@ -114,7 +117,7 @@ def layer_sizes(
 ) -> list[int]:
     """Return the sizes of all layers, including those inside residual blocks."""
     if network == "residual":
-        hidden_sizes = [one for size in hidden_sizes for one in (size, EXPANSION * size, size)]
+        hidden_sizes = [width for size in hidden_sizes for width in (size, EXPANSION * size, size)]
     return [input_size, *hidden_sizes, output_size]
 
 
@@ -150,6 +153,7 @@ def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
         ConfigurationError: for no hidden sizes, or different sizes.
     """
     require(
+        # No sizes at all make an empty set, which is refused, too.
         len(set(hidden_sizes)) == 1,
         "network: residual has one block per hidden size, and all must be equal, such as [256, "
         f"256]; got {setting}={list(hidden_sizes)}.",
@@ -179,6 +183,7 @@ def linear(
     """Return an initialized layer; `gain` only applies to orthogonal weights."""
     check_weights_fit((input_size, output_size))
     layer = nn.Linear(input_size, output_size)
+    # `nn.Linear` initializes weights and biases as `fan_in` does.
     if initialization == "orthogonal":
         orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -233,11 +238,13 @@ def flatten_observation(
         keys: the keys of the tree to use; None for all.
     """
     if isinstance(observation, Tensor):
+        # A scalar observation, of shape [*batch], becomes one column.
         flat = observation[..., None] if observation.dim() == batch_dims else observation
         return flat.flatten(batch_dims).to(torch.float32)
     return torch.cat(
         [
             flatten_observation(observation[key], batch_dims)
+            # Sorted, because TensorDicts keep the order of insertion.
             for key in sorted(observation.keys() if keys is None else keys)
         ],
         dim=-1,
@@ -250,7 +257,7 @@ NO_INPUT = (MASK,)
 
 def read_keys(
     space: gymnasium.Space[Any],
-    chosen: Sequence[str] | None,
+    subset: Sequence[str] | None,
     setting: str,
     ignored: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
@@ -258,7 +265,7 @@ def read_keys(
 
     Args:
         space: space of one observation.
-        chosen: the keys in the setting; None for all but `NO_INPUT`.
+        subset: the keys in the setting; None for all but `NO_INPUT`.
         setting: name of the setting, for the message: `actor_keys`.
         ignored: keys that no network of the policy reads.
 
@@ -267,29 +274,29 @@ def read_keys(
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         require(
-            chosen is None,
-            f"{setting}={list(chosen or ())} chooses among the keys of a Dict observation, but the "
+            subset is None,
+            f"{setting}={list(subset or ())} chooses among the keys of a Dict observation, but the "
             f"observation space is {space}. Remove {setting}.",
         )
         return None
-    known = sorted(space.keys())
+    names = sorted(space.keys())
     unread = (*NO_INPUT, *ignored)
-    keys = [key for key in known if key not in unread] if chosen is None else sorted(set(chosen))
-    unknown = [key for key in keys if key not in known]
-    names = ", ".join(known)
+    keys = [key for key in names if key not in unread] if subset is None else sorted(set(subset))
+    unknown = [key for key in keys if key not in names]
+    listed = ", ".join(names)
     require(
         not unknown,
         f"{setting} names '{', '.join(unknown)}', but the observation has the keys "
-        f"{names}{closest(unknown[0], known) if unknown else ''}.",
+        f"{listed}{closest(unknown[0], names) if unknown else ''}.",
     )
-    both = [key for key in keys if key in ignored]
+    conflicts = [key for key in keys if key in ignored]
     require(
-        not both,
-        (f"{setting} and ignore_keys both name {', '.join(both)}: remove it from one of them."),
+        not conflicts,
+        f"{setting} and ignore_keys both name {', '.join(conflicts)}: remove it from one of them.",
     )
     require(
         len(keys) > 0,
-        f"The network would read no key of the observation, which has {names or 'none'}: list the "
+        f"The network would read no key of the observation, which has {listed or 'none'}: list the "
         f"network's keys in {setting}. (An action_mask is an input only if {setting} lists it.)",
     )
     return tuple(keys)
