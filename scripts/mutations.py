@@ -822,15 +822,15 @@ MUTATIONS = (
     Mutation(
         "policies/distributions/gaussians.py",
         "correlated noise grows along an episode",
-        "kept * last + (1.0 - kept.square()).sqrt() * noise",
-        "kept * last + noise",
+        "correlation * last + (1.0 - correlation.square()).sqrt() * noise",
+        "correlation * last + noise",
         "numerics/test_noise.py",
     ),
     Mutation(
         "policies/distributions/gaussians.py",
         "the first noise of an episode is smaller than the others",
-        "kept = self.noise_correlation * begun",
-        "kept = self.noise_correlation * torch.ones_like(begun)",
+        "correlation = self.noise_correlation * exists",
+        "correlation = self.noise_correlation * torch.ones_like(exists)",
         "numerics/test_noise.py",
     ),
     Mutation(
@@ -1564,7 +1564,7 @@ MUTATIONS = (
     Mutation(
         "system/runs.py",
         "a run replaces the checkpoints of another",
-        "        goes_on or not there,",
+        "        goes_on or not names,",
         "        True,",
         "cli/test_commands.py",
     ),

@@ -55,6 +55,7 @@ def complete(arguments: list[str]) -> Completed:
         return _with_config_of(checkpoint, subcommand, options)
     if config is not None and value_of("--exp_name", options) is None:
         first = next(option for option in options if option.startswith("--config="))
+        # At the front: an exp_name in the config wins.
         options.insert(0, f"--exp_name={Path(first.partition('=')[2]).stem}")
     return Completed([subcommand, *options], True, options)
 
@@ -85,12 +86,13 @@ def _help_options(options: list[str]) -> list[str]:
     """Return the options that ask for help, with one for each class on the path of the setting."""
     if {"-h", "--help"} & set(options):
         return ["--help"]
-    asked = [option for option in options if asks_for_help([option])]
-    flags = [option.partition("=")[0] for option in asked]
+    help_options = [option for option in options if asks_for_help([option])]
+    flags = [option.partition("=")[0] for option in help_options]
+    # Backwards, because each option is put at the front: outer classes come first.
     for option, cls in reversed(OUTER.items()):
         if f"{option}.help" not in flags and any(flag.startswith(f"{option}.") for flag in flags):
-            asked.insert(0, f"{option}.help={value_of(option, options) or cls}")
-    return asked
+            help_options.insert(0, f"{option}.help={value_of(option, options) or cls}")
+    return help_options
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
@@ -113,9 +115,9 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         config = checked.config
         rank_zero_only(tell)(str(checked), sys.stderr, end="")
     # Pass the path, because a newer run could be `last` later.
-    rest = without("--ckpt_path", options)
-    arguments = [subcommand, f"--config={config}", *rest, f"--ckpt_path={path.absolute()}"]
-    return Completed(arguments, trusted, rest)
+    remaining = without("--ckpt_path", options)
+    arguments = [subcommand, f"--config={config}", *remaining, f"--ckpt_path={path.absolute()}"]
+    return Completed(arguments, trusted, remaining)
 
 
 def _refuse_lacking(
@@ -123,8 +125,8 @@ def _refuse_lacking(
 ) -> None:
     """Refuse the incomplete configuration of a Python run, unless options complete it."""
     lacking = {
-        name: what
-        for name, what in lacks.items()
+        name: reason
+        for name, reason in lacks.items()
         if not _is_given(name, options)
         and (subcommand in TRAINS or not name.startswith("trainer."))
     }
@@ -140,4 +142,5 @@ def _refuse_lacking(
 def _is_given(name: str, options: Sequence[str]) -> bool:
     flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
     parts = name.split(".")
+    # An option for a section completes the settings in it.
     return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))

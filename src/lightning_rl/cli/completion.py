@@ -23,7 +23,7 @@ BEFORE = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit &
 
 def completion(shell: str, table: Table) -> str:
     """Return the script. Of a setting that takes a class it offers the settings of all classes."""
-    after = {
+    candidates = {
         "rl-cli": [*CORE, *SUBCOMMANDS],
         "--config": list(shipped_configs()),
         "--ckpt_path": ["last", "best"],
@@ -32,7 +32,7 @@ def completion(shell: str, table: Table) -> str:
     for path, name, names in table.places():
         settings |= dict.fromkeys(f"--{path}.{setting}" for setting in names)
         if path not in ("data", "trainer"):  # their class is fixed
-            after.setdefault(f"--{path}", []).append(name)
+            candidates.setdefault(f"--{path}", []).append(name)
     options = {
         subcommand: [*(f"--{option}" for option in names), *(settings if "model" in names else ())]
         for subcommand, names in table.options.items()
@@ -41,6 +41,6 @@ def completion(shell: str, table: Table) -> str:
         "\n".join(
             f'{" " * width}{word}) words="{" ".join(words)}" ;;' for word, words in case.items()
         )
-        for width, case in ((4, after), (8, options))
+        for width, case in ((4, candidates), (8, options))
     ]
     return BEFORE[shell] + SCRIPT.format(after=lines[0], options=lines[1])

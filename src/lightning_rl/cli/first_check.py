@@ -70,10 +70,12 @@ def first_check(arguments: Sequence[str]) -> None:
         return
     options = resolved_options(subcommand, options, allowed or {})
     tree = merge_options(options)
+    # Without a table, `checking.py` reports wrong names later.
     if table and allowed:
         _NameCheck(table, tree).options(tree, allowed)
     checkpoint = tree.get("ckpt_path")
     if isinstance(checkpoint, str) and can_name_a_class(checkpoint):
+        # A config's name is the name of its run, see `complete`.
         stem = Path(str(value_of("--config", options))).stem if "model" in tree else None
         folder, exp_name = tree.get("output_dir", "outputs"), tree.get("exp_name", stem)
         find_checkpoint(checkpoint, folder, exp_name)
@@ -91,6 +93,7 @@ def resolved_options(
     lacks = ""
     if checkpoint is None and subcommand not in TRAINS:
         lacks = "a trained policy: give --ckpt_path FILE, a run directory, last or best"
+    # The chain of `is` compares all three with None.
     elif checkpoint is config is value_of("--model", resolved) is None:
         lacks = "a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
         lacks += ", ".join(shipped_configs())
@@ -166,14 +169,16 @@ class _NameCheck:
         family = self.table.families[slot["family"]]
         package, _, bare_name = name.rpartition(".")
         if bare_name not in family["classes"]:
+            # An import path, a plain text or the user's code may stand for another class.
             if not (package or slot["text"] or self.has_own_code):
                 raise UsageError(self._unknown_class(name, slot["family"], path))
             return
         cls = family["classes"][bare_name]
+        # The table has no settings of classes that are not shipped.
         if cls and not self._is_own(name) and isinstance(value, dict):
-            settings, (leading, named) = list(self.table.classes[cls]), slot["filled_in"]
-            filled_in = (*FILLED_IN, *settings[:leading], *named)
-            self._settings(cls, [one for one in settings if one not in filled_in], value, path)
+            settings, (leading, keywords) = list(self.table.classes[cls]), slot["filled_in"]
+            filled_in = (*FILLED_IN, *settings[:leading], *keywords)
+            self._settings(cls, [name for name in settings if name not in filled_in], value, path)
 
     def _settings(
         self, cls: str, settable: Sequence[str], value: Mapping[str, Any], path: str

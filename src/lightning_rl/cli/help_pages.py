@@ -95,6 +95,7 @@ class HelpFormatter(DefaultHelpFormatter):
     def _get_help_string(self, action: Action) -> str:
         if action.dest in SUPPORTED:
             return SUPPORTED[action.dest]
+        # jsonargparse also lists building blocks, which nobody names in a config.
         text = super()._get_help_string(action)
         return _plain(re.sub(r", known subclasses: (.+?)\)\Z", _names, text))
 
@@ -103,8 +104,8 @@ class HelpFormatter(DefaultHelpFormatter):
         return re.sub(r", --\S+\+ .*\Z", "", super()._format_action_invocation(action))
 
 
-def _names(found: re.Match[str]) -> str:
-    names = [path.rpartition(".")[2] for path in found[1].split(", ") if _is_offered(path)]
+def _names(match: re.Match[str]) -> str:
+    names = [path.rpartition(".")[2] for path in match[1].split(", ") if _is_offered(path)]
     return f"; one of: {', '.join(sorted(names))})" if names else ")"
 
 
@@ -133,6 +134,7 @@ def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = T
     parser.description = (
         f"{DOES[subcommand]} {SETTINGS}\n\nShipped: {', '.join(shipped_configs())}."
     )
+    # jsonargparse made a group for each class; `sections` give the order of the page.
     parser._action_groups = []
     for name in sections:
         group = parser.add_argument_group(TITLES[name])
@@ -144,6 +146,7 @@ def describe_class(parser: ArgumentParser) -> None:
     parser.usage = SUPPRESS
     parser.description = (parser.description or "").partition("=")[2]
     for group in parser._action_groups:
+        # In place, because the parser holds this list.
         group._group_actions[:] = [
             action
             for action in group._group_actions
@@ -174,12 +177,13 @@ def _actions(parser: ArgumentParser) -> Iterator[Action]:
 def _section_of(action: Action) -> str:
     section, _, name = action.dest.partition(".")
     if section == "trainer" and name:
-        own = inspect.signature(RLTrainer.__init__).parameters
-        return "trainer" if name.split(".")[0] in own else "lightning"
+        settings = inspect.signature(RLTrainer.__init__).parameters
+        # `trainer.video.fps` belongs to the setting `video`.
+        return "trainer" if name.split(".")[0] in settings else "lightning"
     return section if section in TITLES else "run"
 
 
 def _place(action: Action) -> int:
     with suppress(ValueError):
         return RUN.index(action.dest)
-    return len(RUN)
+    return len(RUN)  # behind the listed options

@@ -19,9 +19,9 @@ FOR_THE_TYPIST = tuple(
 
 def find_code_here() -> None:
     """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.append(directory)
 
 
 @contextmanager
@@ -33,6 +33,7 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
     for name in _import_paths(typed):
         root = name.split(".")[0]
         if root in libraries:
+            # Of an allowed library, a typed name only adds its own module.
             packages.add(name.rpartition(".")[0])
         elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
             foreign.add(root)

@@ -29,13 +29,13 @@ def list_names() -> dict[str, Any]:
     for subcommand, (path, _, extra) in SUBCOMMANDS.items():
         if not extra and (module := import_present(path.rpartition(".")[0])):
             options[subcommand] = dict.fromkeys(module.OPTIONS)
-    named = [(path, _key(cls)) for path, cls in checking.configurable()]
+    paths = [(path, _key(cls)) for path, cls in checking.configurable()]
     return {
         "packages": sorted({package.partition(".")[0] for package in SHIPPED}),
         "options": options,
         "classes": listing.classes,
         "families": listing.families,
-        "paths": [(path, key) for path, key in named if key in listing.classes],
+        "paths": [(path, key) for path, key in paths if key in listing.classes],
     }
 
 
@@ -49,7 +49,8 @@ class _Listing:
         if isinstance(kind, checking.Section):
             return {"group": self._describe(kind.cls), "mapping": False}
         parts = parts_of(kind)
-        choices = [one for one in parts.plain if get_origin(one) is Literal]
+        choices = [kind for kind in parts.plain if get_origin(kind) is Literal]
+        # Another plain type may take a mapping as such.
         if set(parts.plain) - {*NUMBERS_AND_TEXTS, *choices}:
             return None
         if parts.group and not parts.families:
@@ -57,6 +58,7 @@ class _Listing:
         if not parts.families and (inner := parts.entries or parts.values):
             slot = self.slot(inner)
             return slot and {**slot, "mapping": parts.values is not None}
+        # Of several kinds of classes, the table cannot tell which one is meant.
         if len(parts.families) != 1 or parts.group or parts.values:
             return None
         family = parts.families[0]
@@ -72,6 +74,7 @@ class _Listing:
     def _describe_family(self, family: type) -> bool:
         if family.__module__.startswith(SHIPPED) and family.__name__ not in self.families:
             kinds = {cls.__name__: cls for cls in checking.subclasses(family)}
+            # None for a class that is not shipped.
             keys: dict[str, str | None] = dict.fromkeys(kinds)
             offered = checking.offered_names(family)
             self.families[family.__name__] = {"classes": keys, "offered": offered}

@@ -33,6 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _elu(x: Array) -> None:
+    # `expm1` of the negative part alone: large numbers would overflow.
     np.maximum(x, np.expm1(np.minimum(x, 0.0)), out=x)
 
 
@@ -114,6 +115,7 @@ class NumpyActor(RolloutActor):
         storage = time_major(rollout)
         slots, num_envs = storage.batch_size
         observation = storage["observation"].view(slots, num_envs, -1)
+        # Views: the steps write into the storage of the rollout.
         self._observations = list(observation.numpy())
         self._actions = list(storage["action"].view(slots, num_envs, -1).numpy())
         if isinstance(policy.distribution, TanhGaussian | StateStdTanhGaussian):
@@ -247,6 +249,7 @@ class NumpyActor(RolloutActor):
         std = np.maximum(output[:, size:], low)
         np.minimum(std, high, out=std)
         np.exp(std, out=std)
+        # In place: this noise belongs to one step.
         noise *= std
         self._draw_squashed(t, output[:, :size], noise)
 

@@ -52,6 +52,7 @@ class ActorOnly(PerceptronPolicy):
             noise_correlation=noise_correlation,
         )
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
+        # A critic may read further keys: its class checks once they are known.
         if not self.has_critic:
             self.refuse_unread_keys()
 
@@ -88,6 +89,7 @@ class ActorCritic(ActorOnly):
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
+        # After the actor: the initial weights depend on the order of construction.
         size = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = mlp(

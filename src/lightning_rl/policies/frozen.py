@@ -56,6 +56,7 @@ def _trained(checkpoint: str, trust_code: bool) -> Policy:
     path = find_checkpoint(checkpoint, Path())
     content = read_checkpoint(path)
     policy: Policy = SavedRun(path, content, trust_code).policy(Policy)
+    # The state dict also holds the algorithm's own entries.
     weights = {
         name.removeprefix("policy."): value
         for name, value in content["state_dict"].items()

@@ -52,6 +52,7 @@ class SlowPolicy(PolicyWrapper):
         time.sleep(self.delay_ms / 1000.0)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        # The inner policy keeps its fast actor.
         return SlowActor(self, self.inner.rollout_actor(rollout))
 
 

@@ -83,9 +83,9 @@ class PolicyWrapper(Policy):
         return StepwiseActor(self, rollout)
 
     def acting_state(self) -> dict[str, Tensor]:
-        own = super().acting_state().items()
+        entries = super().acting_state().items()
         inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
-        return {name: value for name, value in own if not name.startswith("inner.")} | inner
+        return {name: value for name, value in entries if not name.startswith("inner.")} | inner
 
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()

@@ -97,8 +97,8 @@ def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
     if regular and status.st_size <= most_bytes:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    why = f"it has more than {most_bytes:,} bytes" if regular else "it is not a regular file"
-    raise ConfigurationError(f"{path} cannot be read: {why}.")
+    reason = f"it has more than {most_bytes:,} bytes" if regular else "it is not a regular file"
+    raise ConfigurationError(f"{path} cannot be read: {reason}.")
 
 
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
@@ -128,12 +128,13 @@ def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
     level: list[Any] = [content]
+    # Level by level instead of by recursion, which deep nesting would exhaust.
     for _ in range(DEEPEST):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
         ]
     if level:
         raise ConfigurationError(f"{path} cannot be read: it has more than {DEEPEST} levels.")
@@ -251,14 +252,14 @@ def _refusal(error: BaseException) -> OSError | None:
 
 
 def _explained(target: Path, error: OSError) -> WriteError:
-    there = " The previous file is unchanged." if target.is_file() else ""
+    note = " The previous file is unchanged." if target.is_file() else ""
     cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
     free = ""
     if error.errno == errno.ENOSPC:
         with suppress(OSError):
             free = f" ({shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free)"
     return WriteError(
-        f"Cannot write {shown(target)}: {error.strerror or error}{free}. {cure}.{there}"
+        f"Cannot write {shown(target)}: {error.strerror or error}{free}. {cure}.{note}"
     )
 
 

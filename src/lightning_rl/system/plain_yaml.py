@@ -36,7 +36,7 @@ class QuotedText(str):
 # as numbers, such as `1e3`.
 _Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
-_Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
+_Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 _Dumper.add_implicit_resolver(*_FLOAT, None)
 
 
@@ -87,11 +87,11 @@ def check_keys(text: str, name: str) -> None:
 
 
 def _duplicate_keys(
-    node: yaml.Node | None, path: str, seen: set[int]
+    node: yaml.Node | None, path: str, visited: set[int]
 ) -> Iterator[tuple[str, int, int]]:
-    if id(node) in seen:
+    if id(node) in visited:
         return  # an alias, which may multiply without bounds
-    seen.add(id(node))
+    visited.add(id(node))
     lines: dict[str, int] = {}
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     for key, value in pairs:
@@ -101,10 +101,10 @@ def _duplicate_keys(
             if name in lines and key.tag != "tag:yaml.org,2002:merge":
                 yield name, lines[name], line
             lines[name] = line
-            yield from _duplicate_keys(value, name, seen)
+            yield from _duplicate_keys(value, name, visited)
     children = node.value if isinstance(node, yaml.SequenceNode) else ()
     for i, child in enumerate(children):
-        yield from _duplicate_keys(child, f"{path}.{i}".lstrip("."), seen)
+        yield from _duplicate_keys(child, f"{path}.{i}".lstrip("."), visited)
 
 
 def _too_large(text: str) -> str | None:
@@ -117,9 +117,9 @@ def _too_large(text: str) -> str | None:
             opened.append((event.anchor, count))
             count += 1
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
+            anchor, start = opened.pop()
             if anchor is not None:
-                sizes[anchor] = count - before
+                sizes[anchor] = count - start
         elif isinstance(event, yaml.AliasEvent):
             holds_itself = any(anchor == event.anchor for anchor, _ in opened)
             count += MOST_VALUES + 1 if holds_itself else sizes.get(str(event.anchor), 1)

@@ -33,13 +33,14 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
+    # Either threshold also ends glibc's own adaptation.
     done = mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT), mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     return all(done)
 
 
-def flush_denormals(wanted: bool) -> bool:
+def flush_denormals(enabled: bool) -> bool:
     """Treat denormals as zero in this thread and its new threads; return whether the CPU can."""
-    return torch.set_flush_denormal(wanted) and wanted
+    return torch.set_flush_denormal(enabled) and enabled
 
 
 def flushes_denormals() -> bool:
@@ -81,13 +82,15 @@ def before_forced_exit(act: Callable[[Exception], object]) -> Iterator[None]:
 
 def end_process(error: Exception) -> None:
     """Print the error, and end the process and its children from any thread, with status 1."""
-    why = "The call could not be interrupted, so the process ends."
-    tell(f"\nrl-cli: error: {error}\n{why}", sys.stderr)
+    consequence = "The call could not be interrupted, so the process ends."
+    tell(f"\nrl-cli: error: {error}\n{consequence}", sys.stderr)
     for process in multiprocessing.active_children():
         process.kill()
+    # With a time limit, because the functions may wait for what hangs.
     helper = threading.Thread(target=_act, args=(error,), daemon=True)
     helper.start()
     helper.join(LAST_ACT_SECONDS)
+    # `sys.exit` would wait for threads that hang.
     os._exit(1)
 
 
@@ -97,12 +100,12 @@ def _act(error: Exception) -> None:
             act(error)
 
 
-def restore_default_dtype(whose: str) -> None:
+def restore_default_dtype(owner: str) -> None:
     """Undo a change that would give policy and rollouts another dtype."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     warnings.warn(
-        f"The env of {whose}, or a module that it imports, set torch's default dtype to {dtype}, "
+        f"The env of {owner}, or a module that it imports, set torch's default dtype to {dtype}, "
         "which all tensors of the run would get: it is torch.float32 again. Remove "
         f"torch.set_default_dtype, and make the env's tensors with dtype={dtype}.",
         stacklevel=2,

@@ -51,9 +51,9 @@ def from_first(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     with _peers_needed():
-        given = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
-        dist.broadcast(given, 0)
-    return given.to(tensor.device)
+        copy = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
+        dist.broadcast(copy, 0)
+    return copy.to(tensor.device)
 
 
 def max_over_ranks(number: int) -> int:
@@ -93,10 +93,10 @@ def moments_over_ranks(
         return count, mean, square
     counts = count.expand_as(mean)
     # Without samples, mean and square may be NaN: do not add them.
-    own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
+    row = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
     # Sum a row per rank, which gathers tensors without pickling them.
-    table = own.new_zeros(world_size(), *own.shape)
-    table[rank()] = own
+    table = row.new_zeros(world_size(), *row.shape)
+    table[rank()] = row
     counts, means, squares = sum_over_ranks(table).unbind(1)
     total = counts.sum(0)
     merged = (counts * means).sum(0) / total

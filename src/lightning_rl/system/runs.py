@@ -113,15 +113,15 @@ def locked_run(run_dir: Path) -> Iterator[Callable[[], None]]:
 
 def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
     """Refuse a new run in a directory that has checkpoints of another run."""
-    own = run_dir / CHECKPOINTS
-    there = sorted(path.name for path in own.glob("*.ckpt"))
+    folder = run_dir / CHECKPOINTS
+    names = sorted(path.name for path in folder.glob("*.ckpt"))
     goes_on = resumed in LIGHTNINGS_ALIASES or (
-        resumed is not None and Path(resumed).resolve().parent == own.resolve()
+        resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     )
     require(
-        goes_on or not there,
-        f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(there[:3])}. Resume it "
-        f"(ckpt_path: {shown(own / 'last.ckpt')}), or name another directory.",
+        goes_on or not names,
+        f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(names[:3])}. Resume it "
+        f"(ckpt_path: {shown(folder / 'last.ckpt')}), or name another directory.",
     )
 
 

@@ -29,28 +29,30 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
     """
     if spec not in ALIASES:
         path = expanded(spec)
+        # A run directory stands for its last checkpoint.
         path = path / CHECKPOINTS / "last.ckpt" if path.is_dir() else path
         if not path.is_file():
             near = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []
-            there = f"; there is {', '.join(sorted(near))}" if near else ""
+            offer = f"; there is {', '.join(sorted(near))}" if near else ""
             raise ConfigurationError(
-                f"No checkpoint at {path}{there}{closest(spec, ALIASES)}. Give a .ckpt file, a run "
+                f"No checkpoint at {path}{offer}{closest(spec, ALIASES)}. Give a .ckpt file, a run "
                 "directory, last or best."
             )
         return path
-    found = [
+    paths = [
         p
         for p in expanded(output_dir).glob(f"*/{CHECKPOINTS}/{spec}.ckpt")
+        # Only names that `new_run_dir` gives.
         if _is_run(p.parent.parent.name, exp_name)
     ]
-    if not found:
-        whose = f"of '{exp_name}' " if exp_name else ""
+    if not paths:
+        owner = f"of '{exp_name}' " if exp_name else ""
         raise ConfigurationError(
-            f"No run {whose}with a checkpoint {spec}.ckpt in '{output_dir}'. Train one first, or "
+            f"No run {owner}with a checkpoint {spec}.ckpt in '{output_dir}'. Train one first, or "
             "set --output_dir, "
             "--exp_name or the path of a checkpoint."
         )
-    return max(found, key=lambda p: p.stat().st_mtime)
+    return max(paths, key=lambda p: p.stat().st_mtime)
 
 
 def _is_run(directory: str, exp_name: str | None) -> bool:

@@ -49,19 +49,19 @@ def whole_state(module: nn.Module) -> dict[str, Any]:
 
 def load_whole(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
     """Load a state dict of whole tensors; a sharded module takes this rank's shards."""
-    own = module.state_dict()
-    taken = {name: shard_like(own.get(name), value) for name, value in state.items()}
-    module.load_state_dict(taken, strict)
+    targets = module.state_dict()
+    shards = {name: shard_like(targets.get(name), value) for name, value in state.items()}
+    module.load_state_dict(shards, strict)
 
 
-def shard_like(own: Any, value: Any) -> Any:
-    """Return this rank's shard of a whole tensor, if `own` is a shard of its shape."""
-    if not isinstance(own, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
+def shard_like(like: Any, value: Any) -> Any:
+    """Return this rank's shard of a whole tensor, if `like` is a shard of its shape."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
         return value
-    if value.shape != own.shape:
+    if value.shape != like.shape:
         return value  # the caller reports the two shapes
     # No communication, because each rank has the whole tensor.
-    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

@@ -8,14 +8,15 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread as W
 
 def leave_errors_to_the_caller() -> None:
     """Stop tracebacks of system errors from TensorBoard's thread; the next write raises them."""
-    before = threading.excepthook
-    if getattr(before, "__name__", "") == leave_errors_to_the_caller.__name__:
+    former = threading.excepthook
+    # A second hook would call the first one.
+    if getattr(former, "__name__", "") == leave_errors_to_the_caller.__name__:
         return
 
     def hook(failed: Any) -> None:
         is_refusal = isinstance(failed.exc_value, OSError)
         if not (is_refusal and isinstance(failed.thread, WriterThread)):
-            before(failed)
+            former(failed)
 
     hook.__name__ = leave_errors_to_the_caller.__name__
     threading.excepthook = hook

@@ -205,10 +205,11 @@ class RLTrainer(Trainer, Configurable):
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
+        # A refusal below must not leave an empty directory behind.
         with removed_if_refused(self.run_dir):
-            own = _usable_callbacks(callbacks)
+            user_callbacks = _usable_callbacks(callbacks)
             metrics = MetricsWriter(best_metric, best_mode)
-            package = self._callbacks(own, metrics, video, enable_progress_bar)
+            package = self._callbacks(user_callbacks, metrics, video, enable_progress_bar)
             if enable_checkpointing:
                 every, small = checkpoint_every_n_iterations, checkpoint_weights_only
                 package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
@@ -218,7 +219,7 @@ class RLTrainer(Trainer, Configurable):
             with _readable():
                 super().__init__(
                     logger=_loggers(self.run_dir / "logs", logger),
-                    callbacks=[*own, *package, RunManifest(self.run_dir)],
+                    callbacks=[*user_callbacks, *package, RunManifest(self.run_dir)],
                     enable_checkpointing=enable_checkpointing,
                     enable_progress_bar=enable_progress_bar,
                     enable_model_summary=enable_model_summary,
@@ -243,14 +244,16 @@ class RLTrainer(Trainer, Configurable):
 
     def _callbacks(
         self,
-        own: list[Callback],
+        user_callbacks: list[Callback],
         metrics: MetricsWriter,
         video: VideoSettings | bool,
         progress: bool,
     ) -> list[Callback]:
+        # Lightning calls callbacks in this order: `Peers` shares the run directory before its use;
+        # the budget sets `should_stop`, which metrics and checkpoints read; progress reads metrics.
         callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
         callbacks.append(EvaluationReport(self.run_dir))
-        if not any(isinstance(callback, SettingsWriter) for callback in own):
+        if not any(isinstance(callback, SettingsWriter) for callback in user_callbacks):
             callbacks.append(SettingsWriter())
         if video:
             settings = video if isinstance(video, VideoSettings) else VideoSettings()
@@ -272,6 +275,7 @@ class RLTrainer(Trainer, Configurable):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
+        # Only `fit` holds the lock of the run directory.
         if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
             self._check_run_dir()
         for logger in self.loggers:
@@ -309,6 +313,7 @@ class RLTrainer(Trainer, Configurable):
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        # A second `fit` of this trainer continues in its own directory.
         if self.is_global_zero and self.global_step == 0:
             refuse_overwriting(self.run_dir, ckpt_path)
         # Lock the directory first, because Lightning opens the loggers before any callback.
@@ -321,6 +326,7 @@ class RLTrainer(Trainer, Configurable):
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
                 )
                 self._print_closing()
+            # An error while the checkpoint is written, or a log: an older checkpoint is complete.
             except WriteError as error:
                 raise WriteError(self._resume_hint(error)) from error
             except Exception as error:
@@ -355,19 +361,21 @@ class RLTrainer(Trainer, Configurable):
             json_file: file for the findings as JSON: a list of `topic`, `level`, `text` and `cure`.
         """
         check = function_at(HOOKS["check"])
+        # The check is an extension: the core does not import it.
         return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
 
     def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
-        written = self.run_dir / CHECKPOINTS
-        for path in (written / "last.ckpt", written / "best.ckpt"):
+        folder = self.run_dir / CHECKPOINTS
+        for path in (folder / "last.ckpt", folder / "best.ckpt"):
             if path.is_file():
                 resume = f"rl-cli fit --ckpt_path {shown(path)}"
                 return f"{error} {path.name} is complete. Resume: {resume}"
         return f"{error} No checkpoint has been written."
 
     def _report_error(self, error: Exception) -> None:
+        # The process ends without raising: tell callbacks and loggers here.
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
                 callback.on_exception(self, self.lightning_module, error)
@@ -426,8 +434,9 @@ class RLTrainer(Trainer, Configurable):
             ConfigurationError: if the env has no window, or if a rendering package is missing.
         """
         callbacks = cast(list[Callback], cast(Any, self).callbacks)
-        callbacks[:] = [one for one in callbacks if not isinstance(one, EvaluationReport)]
-        recorders = [one for one in callbacks if isinstance(one, VideoRecorder)]
+        # An evaluation with a window is no result to report.
+        callbacks[:] = [c for c in callbacks if not isinstance(c, EvaluationReport)]
+        recorders = [c for c in callbacks if isinstance(c, VideoRecorder)]
         for recorder in recorders:
             recorder.stage = "play"
         callbacks.append(EpisodeLines() if recorders else Window())
@@ -439,23 +448,24 @@ class RLTrainer(Trainer, Configurable):
 
     @contextmanager
     def _evaluating(self, limit: str) -> Iterator[None]:
-        before = getattr(self, limit)
-        if before == 0:
+        user_limit = getattr(self, limit)
+        if user_limit == 0:
             rank_zero_info(
                 f"trainer.{limit} is 0, which disables evaluations during training; this requested "
                 "evaluation still runs."
             )
+            # Lightning skips the evaluation at a limit of 0, also when it was requested.
             setattr(self, limit, 1.0)
         try:
             yield
         finally:
-            setattr(self, limit, before)
+            setattr(self, limit, user_limit)
 
 
 def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
     """Return the run directory as an absolute path: an env may change the working directory."""
-    chosen = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
-    return chosen.absolute()
+    directory = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+    return directory.absolute()
 
 
 def _refuse(settings: dict[str, Any]) -> None:
@@ -472,6 +482,7 @@ def _refuse(settings: dict[str, Any]) -> None:
         f"trainer.strategy {strategy} is not supported: every process needs the whole policy to "
         "act. Use --trainer.strategy ddp or fsdp, or one device.",
     )
+    # FSDP2 instead of Lightning's strategy: it shards the policy alone.
     if strategy == "fsdp":
         settings["strategy"] = function_at(HOOKS["fsdp"])()
 
@@ -490,21 +501,22 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
 
 def _check_devices(accelerator: Any, devices: Any) -> None:
     cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
-    here = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
-    usable = [name for name, is_here in here.items() if is_here]
+    kinds = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
+    usable = [name for name, is_here in kinds.items() if is_here]
     if isinstance(accelerator, str):
         require(
             accelerator.lower() in usable,
             f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
-            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. By "
+            f"'{accelerator}'{': torch finds no such device' if accelerator in kinds else ''}. By "
             "default a GPU is used if there is one.",
         )
-    on_cpu = accelerator == "cpu" or not here["gpu"]
+    on_cpu = accelerator == "cpu" or not kinds["gpu"]
+    # Other values, such as "auto", start one process on a CPU.
     processes = int(devices) if str(devices).isdecimal() else 1
-    most = max(8, os.cpu_count() or 1)
+    limit = max(8, os.cpu_count() or 1)
     require(
-        not on_cpu or processes <= most,
-        f"trainer.devices must be at most {most} on this machine without GPU, got {devices}: on a "
+        not on_cpu or processes <= limit,
+        f"trainer.devices must be at most {limit} on this machine without GPU, got {devices}: on a "
         "CPU each device is a process.",
     )
 
@@ -530,19 +542,19 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
 
 
-def _as_list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [given] if given else []
+def _as_list(setting: Any) -> list[Any]:
+    return setting if isinstance(setting, list) else [setting] if setting else []
 
 
-def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
-    if chosen is False:
+def _loggers(directory: Path, setting: Logger | list[Logger] | bool | None) -> list[Logger]:
+    if setting is False:
         return []
-    if chosen is None or chosen is True:
-        chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
-    own = chosen if isinstance(chosen, list) else [chosen]
-    for logger in own:
+    if setting is None or setting is True:
+        setting = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
+    loggers = setting if isinstance(setting, list) else [setting]
+    for logger in loggers:
         omit_anonymous(logger)
-    return [*own, EnvStepCSV(directory / "metrics.csv")]
+    return [*loggers, EnvStepCSV(directory / "metrics.csv")]
 
 
 def quieten_framework() -> None:

@@ -113,6 +113,7 @@ class Categorical(ActionDistribution):
 
     def _log_probs(self, output: Tensor) -> Tensor:
         if self.padded:
+            # The added column has probability 0; `columns` points to it where a row is short.
             output = nn.functional.pad(output, (0, 1), value=NEVER)[..., self.columns]
         logits: Tensor = output.unflatten(-1, (self.rows, self.width))
         return logits.log_softmax(-1)
@@ -125,7 +126,9 @@ def summed(values: Tensor, executed: Tensor | None) -> Tensor:
     """Return the sum [*B] of numbers [*B, A] over the actions that were `executed` [*B, K]."""
     if executed is None:
         return values.sum(-1)
+    # Each executed action of a chunk has A / K numbers.
     counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
+    # `where` instead of a product: an action that was not executed may have the log-prob -inf.
     return torch.where(counted, values, 0.0).sum(-1)
 
 

@@ -54,6 +54,7 @@ def distribution_for(
     )
     if isinstance(space, StructuredActions):
         boxes = [part for part in space.parts if not part.counts]
+        # Settings of continuous actions need one Box at least.
         _refuse_for_choices(space, squash and not boxes, noise_correlation and not boxes)
         parts = [
             Categorical(part.counts, (len(part.counts),)) if part.counts else gaussian(part.space)
@@ -93,8 +94,10 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
     bounded = is_low & is_high & (low < high)
     unit = (low == -1.0) & (high == 1.0)
     if bounded.all():
+        # Bounds of -1 and 1 are units already.
         return not bool(unit.all())
     amiss = (is_low | is_high) & ~unit
+    # Some entries have bounds: the user may expect that they are scaled.
     if amiss.any():
         entry = np.argwhere(amiss)[0].tolist()
         bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
@@ -167,11 +170,12 @@ class CorrelatedNoise(ActionDistribution):
                 "Correlated noise needs the `state` of the previous step; first_state(policy, "
                 "num_envs) returns the state at the start of an episode."
             )
-        last, begun = state[..., :-1], state[..., -1:]
-        kept = self.noise_correlation * begun
-        noise = kept * last + (1.0 - kept.square()).sqrt() * noise
-        following = {"next_state": torch.cat((noise, torch.ones_like(begun)), -1)}
-        return torch.addcmul(mean, noise, std), following
+        last, exists = state[..., :-1], state[..., -1:]
+        # Before the first draw `exists` is 0, and the noise is x_0 alone.
+        correlation = self.noise_correlation * exists
+        noise = correlation * last + (1.0 - correlation.square()).sqrt() * noise
+        next_state = {"next_state": torch.cat((noise, torch.ones_like(exists)), -1)}
+        return torch.addcmul(mean, noise, std), next_state
 
 
 class DiagonalGaussian(CorrelatedNoise):
@@ -210,9 +214,9 @@ class DiagonalGaussian(CorrelatedNoise):
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
-        action, following = self.sample_around(output, std, noise, state)
+        action, next_state = self.sample_around(output, std, noise, state)
         log_prob = self._log_prob(output, action)
-        return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
+        return {"action": self._shaped(action), "sample_log_prob": log_prob, **next_state}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: Fields, executed: Tensor | None = None
@@ -232,6 +236,7 @@ class DiagonalGaussian(CorrelatedNoise):
         standardized = (action - mean) * (-log_std).exp()
         if executed is not None:
             return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
+        # Terms without a batch dimension are summed once, not for each sample.
         return (
             -0.5 * standardized.square().sum(-1)
             - log_std.sum()
@@ -243,6 +248,7 @@ class DiagonalGaussian(CorrelatedNoise):
         if executed is not None:
             return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape), executed)
         entropy = log_std.sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
+        # The same for all samples: a view, without copies.
         return entropy.expand(output.shape[:-1])
 
 
@@ -260,6 +266,7 @@ class RescaledGaussian(DiagonalGaussian):
 
     def __init__(self, space: gymnasium.spaces.Box, *args: Any, **kwargs: Any) -> None:
         super().__init__(space.shape, *args, **kwargs)
+        # In float64, because the sum of large float32 bounds may overflow.
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
@@ -269,12 +276,12 @@ class RescaledGaussian(DiagonalGaussian):
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
-        unit, following = self.sample_around(output, std, noise, state)
+        unit, next_state = self.sample_around(output, std, noise, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
             "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
             "unit_action": unit,
-            **following,
+            **next_state,
         }
 
     def log_prob_and_entropy(
@@ -319,6 +326,7 @@ class Squashing(ActionDistribution):
         require(bool((low < high).all()), f"{user} needs low < high; the action space is {space}.")
         bounds = {"low": low, "high": high, "center": (high + low) / 2, "scale": (high - low) / 2}
         for name, value in bounds.items():
+            # Not saved: the space has them.
             self.register_buffer(name, value, persistent=False)
 
     def squashed(self, u: Tensor) -> Tensor:
@@ -352,21 +360,23 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     def __init__(self, space: gymnasium.spaces.Box, *args: Any, **kwargs: Any) -> None:
         super().__init__(space.shape, *args, **kwargs)
         self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
+        # Probabilists' Hermite: its weight exp(-x^2 / 2) is that of a standard normal.
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
             self.register_buffer(name, torch.as_tensor(values).float(), persistent=False)
+        # Store u: atanh of the action would round, and is infinite at the bounds.
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
-        u, following = self.sample_around(output, std, noise, state)
+        u, next_state = self.sample_around(output, std, noise, state)
         action = self.squashed(u)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
             "action": self._shaped(action),
             "sample_log_prob": log_prob,
             "unsquashed_action": u,
-            **following,
+            **next_state,
         }
 
     def log_prob_and_entropy(
@@ -375,6 +385,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
         # [..., 24, A], with the same nodes in every dimension: the volume is a sum over dimensions.
         points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
+        # The nodes of a sample share its row of `executed`.
         at_points = None if executed is None else executed.unsqueeze(-2)
         volume = (self._log_volume(points, at_points) * self.weights).sum(-1)
         entropy = self._entropy(output, executed) + volume
@@ -393,6 +404,7 @@ class UnitActions(Squashing, CorrelatedNoise):
         continuous = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(
             space.dtype, np.floating
         )
+        # `StructuredActions` is a Box, too.
         in_parts = isinstance(flat_actions(space), StructuredActions)
         if not continuous or in_parts:
             cure = "For discrete actions, use DiscreteSAC with a DiscreteActorCritic, or PPO."
@@ -466,12 +478,12 @@ class StateStdTanhGaussian(UnitActions):
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         mean, log_std = self.split(output)
-        u, following = self.sample_around(mean, log_std.exp(), noise, state)
+        u, next_state = self.sample_around(mean, log_std.exp(), noise, state)
         return {
             "action": self.from_unit(u.tanh()),
             "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
             "unsquashed_action": u,
-            **following,
+            **next_state,
         }
 
     def draw_unit(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -483,6 +495,7 @@ class StateStdTanhGaussian(UnitActions):
         """
         mean, log_std = self.split(output)
         u = mean + noise * log_std.exp()
+        # The noise is (u - mean) / std already.
         log_prob = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
         return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
 
@@ -491,6 +504,7 @@ class StateStdTanhGaussian(UnitActions):
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self.split(output)
         u = fields["unsquashed_action"]
+        # Actions that were not drawn here, such as demonstrations, have no u.
         if u is None:
             u = self.fields_of(fields["action"])["unsquashed_action"]
         entropy = summed(log_std + 0.5 + HALF_LOG_TWO_PI, executed)
@@ -533,11 +547,11 @@ class NoisyTanh(UnitActions):
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         unit = output.tanh()
-        noise, following = self.sample_around(
+        noise, next_state = self.sample_around(
             torch.zeros_like(unit), torch.ones_like(unit), noise, state
         )
         action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
-        return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
+        return {"action": action, "sample_log_prob": self._log_prob(noise), **next_state}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: Fields, executed: Tensor | None = None
@@ -550,5 +564,6 @@ class NoisyTanh(UnitActions):
         return log_prob, summed(entropies, executed)
 
     def _log_prob(self, noise: Tensor, executed: Tensor | None = None) -> Tensor:
+        # At least 1e-6, because the density without noise is infinite.
         log_std = self.scale.log() + math.log(max(self.exploration_std, 1e-6))
         return summed(-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI, executed)

@@ -57,6 +57,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         checkpoint = read_checkpoint(path, map_location)
+        # The run may have moved since: Lightning would delete files of another run.
         for state in (checkpoint.get("callbacks") or {}).values():
             if isinstance(state, dict):
                 state |= {key: empty() for key, empty in PATHS.items() if key in state}
@@ -77,11 +78,13 @@ class LastCheckpoint(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
+            # The run directory is locked: no living process writes these files.
             for directory in (self.path.parent, self.path.parent.parent):
                 remove_leftovers(directory)
             ReplayFolder(self.path.parent).remove_unfinished()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # After a signal, `GracefulStop` has saved the run.
         if getattr(trainer, "stop_signal", None) is None:
             trainer.save_checkpoint(self.path)
 
@@ -170,22 +173,23 @@ class BestCheckpoint(ModelCheckpoint):
             ConfigurationError: if the evaluation has no such metric.
         """
         if trainer.state.fn == "fit" and self.metric not in trainer.callback_metrics:
-            known = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
+            metrics = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
             raise ConfigurationError(
                 f"trainer.best_metric is '{self.metric}', which the evaluation does not have; it "
-                f"has {', '.join(known)}{closest(self.metric, known)}."
+                f"has {', '.join(metrics)}{closest(self.metric, metrics)}."
             )
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
+        # Without the file, the next evaluation is the best, whatever its score.
         if path.is_file():
-            here, score = str(path), state_dict["best_model_score"]
+            file, score = str(path), state_dict["best_model_score"]
             moved = {
-                "best_model_path": here,
-                "kth_best_model_path": here,
-                "best_k_models": {here: score},
+                "best_model_path": file,
+                "kth_best_model_path": file,
+                "best_k_models": {file: score},
             }
             super().load_state_dict(state_dict | moved | {"dirpath": self.dirpath})
 
@@ -205,6 +209,7 @@ class WarmStart(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = algorithm_of(pl_module)
+        # A resumed run has its own weights.
         if module.env_steps > 0:
             return
         checkpoint = read_checkpoint(self.find())

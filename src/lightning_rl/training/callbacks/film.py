@@ -81,6 +81,7 @@ class Film:
             # Keep an even number, so that this step's frame fits the new stride.
             self.frames = self.frames[::2]
             self.stride *= 2
+        # A copy, because the canvas is drawn on again.
         self.frames.append(np.asarray(self._canvas).copy())
 
     def write(self, file: IO[bytes], fps: float) -> None:
@@ -97,6 +98,7 @@ class Film:
             for frame in self.frames:
                 picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
                 container.mux(stream.encode(picture))
+            # The encoder holds frames back.
             container.mux(stream.encode(None))
 
     def gif(self, fps: float) -> bytes:
@@ -124,8 +126,9 @@ class Film:
         rows = -(-self.count // self._columns)
         width = self._columns * (size[0] + GAP) - GAP
         height = rows * (size[1] + CAPTION + GAP) - GAP
-        even = (width + width % 2, height + height % 2)
-        self._canvas = Image.new("RGB", even, (32, 34, 38))
+        # H.264 in yuv420p needs even sides.
+        sides = (width + width % 2, height + height % 2)
+        self._canvas = Image.new("RGB", sides, (32, 34, 38))
 
     def _corner(self, i: int) -> tuple[int, int]:
         row, column = divmod(i, self._columns)

@@ -91,16 +91,16 @@ class GracefulStop(Callback):
         if self._collector is not None:
             self._collector.interrupt()
         name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
-        again = f" ({name} again to stop immediately, without saving)" if name else ""
-        tell_from_handler(f"{signal.Signals(number).name}: stopping after this iteration{again}")
+        hint = f" ({name} again to stop immediately, without saving)" if name else ""
+        tell_from_handler(f"{signal.Signals(number).name}: stopping after this iteration{hint}")
 
     def _ends_at_once(self, number: int) -> bool:
         """Return whether to stop immediately, but not for a SIGTERM after another signal."""
         if self._received is None:
             return False
         late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
-        again = self._received == number == signal.SIGTERM and late
-        return number == signal.SIGINT or again
+        is_repeated = self._received == number == signal.SIGTERM and late
+        return number == signal.SIGINT or is_repeated
 
     def _save_and_stop(self, trainer: Trainer, number: int | None) -> None:
         trainer.save_checkpoint(self.path)

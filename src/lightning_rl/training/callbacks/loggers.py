@@ -75,9 +75,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         content = dump_yaml(params).encode()
         write_atomically(directory / self.NAME_HPARAMS_FILE, lambda file: file.write(content))
         replaced = list(directory.glob(f"events.out.tfevents.*{OF_SETTINGS}"))
-        plain = dict(_flat(params))
-        _, session, _ = hparams(plain, {})
-        lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
+        flat_settings = dict(_flat(params))
+        _, session, _ = hparams(flat_settings, {})
+        lines = "\n".join(f"    {name}: {value}" for name, value in flat_settings.items())
         # TensorBoard reads files in the order of their names: continue the curves in a later file.
         self._close()
         with writing(directory):
@@ -187,8 +187,8 @@ class EnvStepCSV(EnvStepLogger):
 
     def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
         self.finalize("")
-        there = [name for row in islice(_rows(self.path), 1) for name in row]
-        self._columns = list(dict.fromkeys([*there, *self._columns, *new]))
+        header = [name for row in islice(_rows(self.path), 1) for name in row]
+        self._columns = list(dict.fromkeys([*header, *self._columns, *new]))
         self._last_row = {}
 
         def copy(file: IO[bytes]) -> None:

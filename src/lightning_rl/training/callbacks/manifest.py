@@ -125,6 +125,7 @@ class RunManifest(Callback):
         steps = algorithm_of(pl_module).env_steps
         self._content = {**content, "outcome": outcome, "ended": _now(), "env_steps": steps}
         self._write(trainer)
+        # A later exception of another callback does not change the outcome.
         self._content = {}
 
     def _write(self, trainer: Trainer) -> None:
@@ -145,6 +146,7 @@ def _peak_memory(trainer: Trainer) -> dict[str, int | None]:
     cuda = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     if resource is None:
         return {"process": None, "cuda": cuda}
+    # In bytes on macOS, in KiB elsewhere.
     unit = 1 if sys.platform == "darwin" else 1024
     return {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "cuda": cuda}
 
@@ -155,13 +157,13 @@ def _now() -> str:
 
 @cache  # 0.5 ms per package, and constant within a process
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def _git_commit() -> str | None:

@@ -56,9 +56,9 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
     if policy.micro_batch_size is None and policy.version.device.type != "cpu":
         at_once = algorithm.batch_size
     try:
-        each = activation_bytes(policy, rollout)
+        sample_bytes = activation_bytes(policy, rollout)
     except Exception:  # an estimate must not end a run
-        each = 0
+        sample_bytes = 0
     weights = sum(local(t).nbytes for t in (*module.parameters(), *module.buffers()))
     return {
         "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published
@@ -66,7 +66,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
         "optimizer": averages * trained,
         "rollouts": (collector.num_rollouts + 1) * rollout.bytes()  # one more: the flat copy
         + collector.num_rollouts * final_storage(rollout).nbytes,
-        f"activations of {at_once} samples": at_once * each,
+        f"activations of {at_once} samples": at_once * sample_bytes,
     }
 
 
@@ -76,13 +76,13 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     keys = sorted({"observation", "action", *policy.extra_fields})
     samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not views of the rollout
     tensors = map(local, (*policy.parameters(), *policy.buffers()))
-    own = {t.untyped_storage().data_ptr() for t in tensors}
-    kept: dict[int, int] = {}
+    weights = {t.untyped_storage().data_ptr() for t in tensors}
+    saved: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     precision = autocast(policy.version.device, policy.autocast_dtype)
@@ -90,7 +90,7 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     with precision, torch.enable_grad(), watched:
         new = policy.evaluate_actions(samples)  # keep the tensor, so that no storage is reused
         del new
-    return sum(kept.values()) // len(samples)
+    return sum(saved.values()) // len(samples)
 
 
 def _text(size: int) -> str:

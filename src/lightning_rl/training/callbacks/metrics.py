@@ -39,6 +39,7 @@ class MetricsWriter(Callback):
             if isinstance(logger, EnvStepLogger):
                 logger.module = algorithm
                 if algorithm.env_steps:
+                    # Rows after the checkpoint belong to iterations that this run repeats.
                     logger.purge_after(algorithm.env_steps)
 
     def on_train_batch_start(
@@ -66,6 +67,7 @@ class MetricsWriter(Callback):
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
             trainer.callback_metrics["charts/episode_reward_avg_100"] = torch.tensor(reward)
+        # A run that stops writes its last iteration, too.
         if trainer.global_step % cast(Any, trainer).log_every_n_steps == 0 or trainer.should_stop:
             self._write(trainer, self.latest, algorithm.env_steps)
 

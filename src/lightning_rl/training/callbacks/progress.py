@@ -76,6 +76,7 @@ class EnvStepProgress(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         now = time.perf_counter()
         is_live = self._bar is not None or self._notebook is not None
+        # Not at each iteration: a redraw may take longer than one.
         if not self.enabled or now - self._drawn < (self.interval if is_live else SILENCE_S):
             return
         self._drawn = now
@@ -132,6 +133,7 @@ class EnvStepProgress(ProgressBar):
             if (success := self._evaluation["success_rate"]) is not None:
                 parts["success"] = f"success {success:4.0%}"
         parts["ETA"] = self._time_left(trainer, pl_module)
+        # In a narrow terminal, first without alignment, then without some parts.
         if len("  ".join(parts.values())) > width:
             parts = {name: " ".join(part.split()) for name, part in parts.items()}
         for name in ("speed", "return", "steps", "success"):
@@ -140,9 +142,10 @@ class EnvStepProgress(ProgressBar):
         return "  ".join(parts.values())
 
     def _time_left(self, trainer: Trainer, pl_module: LightningModule) -> str:
+        # By the speed of this process: a resumed run begins at `_first_step`.
         done = algorithm_of(pl_module).env_steps - self._first_step
-        left = max(0, data_of(trainer).total_env_steps - algorithm_of(pl_module).env_steps)
-        seconds = round(left * (time.perf_counter() - self._began) / max(1, done))
+        remaining = max(0, data_of(trainer).total_env_steps - algorithm_of(pl_module).env_steps)
+        seconds = round(remaining * (time.perf_counter() - self._began) / max(1, done))
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
@@ -175,12 +178,13 @@ def why_early(trainer: Trainer) -> str | None:
         for callback in trainer.early_stopping_callbacks
         if callback.stopping_reason_message
     ]
+    # Lightning uses -1 for no limit.
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch:
         reasons.append(f"trainer.max_epochs is {trainer.max_epochs}")
     if 0 <= trainer.max_steps <= trainer.global_step:
         reasons.append(f"trainer.max_steps is {trainer.max_steps}")
-    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]  # Lightning declares none
-    if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
+    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]  # Lightning declares none
+    if any((seconds := timer.time_remaining()) is not None and seconds <= 0 for timer in timers):
         reasons.append("trainer.max_time is over")
     reason = " and ".join(reasons) or "a callback set trainer.should_stop"
     return f"Ended at {done:,} of {total:,} env steps: {reason}."
@@ -193,6 +197,7 @@ class _NotebookDisplay:
         from IPython.display import display  # a notebook has it
 
         self._lines: list[str] = []
+        # One display with a changing content: prints would fill the cell.
         self._handle = display({"text/plain": ""}, raw=True, display_id=True)
 
     def add(self, line: str) -> None:

@@ -41,9 +41,9 @@ class SettingsWriter(Callback):
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the settings with defaults, nested as in a configuration."""
         config = configuration_of(trainer, pl_module)
-        for section, made in {"data": RLDataModule, "trainer": type(trainer)}.items():
+        for section, cls in {"data": RLDataModule, "trainer": type(trainer)}.items():
             if isinstance(config[section], dict):
-                config[section] = _defaults(made) | config[section]
+                config[section] = _defaults(cls) | config[section]
         return cast(dict[str, Any], _changed(config, _add_defaults))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,12 +72,13 @@ def warn_of_first_values(model: Mapping[str, Any], checkpoint: Mapping[str, Any]
     _compare(model, config.get("model") if isinstance(config, dict) else None, "model")
 
 
-def _compare(made: Mapping[str, Any], saved: Any, path: str) -> None:
+def _compare(model: Mapping[str, Any], saved: Any, path: str) -> None:
     settings = saved.get("init_args") if isinstance(saved, dict) else None
     if not isinstance(settings, dict):
         return
-    adapts = made["init_args"].get("lr_schedule") == "adaptive"
-    for name, value in made["init_args"].items():
+    # The checkpoint holds the rate that an adaptive schedule has reached.
+    adapts = model["init_args"].get("lr_schedule") == "adaptive"
+    for name, value in model["init_args"].items():
         if isinstance(value, dict) and "init_args" in value:
             _compare(value, settings.get(name), f"{path}.{name}")
         elif value != settings.get(name) and (
@@ -95,13 +96,13 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
     settings = _changed(to_config(data.settings() if is_ours else data), _add_module)
-    trained = config_of(cast(Configurable, trainer))["init_args"]
+    arguments = config_of(cast(Configurable, trainer))["init_args"]
     return {
         "seed_everything": settings.get("seed", True) if is_ours else True,
-        "exp_name": trained.get("exp_name", "run"),
+        "exp_name": arguments.get("exp_name", "run"),
         "model": config_of(algorithm_of(pl_module)),
         "data": settings,
-        "trainer": {key: value for key, value in trained.items() if key not in OF_THE_RUN},
+        "trainer": {key: value for key, value in arguments.items() if key not in OF_THE_RUN},
     }
 
 
@@ -120,8 +121,8 @@ def _add_module(settings: dict[str, Any]) -> None:
     id = settings.get("id")
     if isinstance(id, str) and ":" not in id:
         # The module of the env: its import also imports its package, which may register the env.
-        known = {*ENV_PACKAGES, "__main__"}
-        homes = [module for module in modules_of(id) if module.partition(".")[0] not in known]
+        packages = {*ENV_PACKAGES, "__main__"}
+        homes = [module for module in modules_of(id) if module.partition(".")[0] not in packages]
         settings["id"] = f"{homes[0]}:{id}" if len(homes) == 1 else id
 
 
@@ -133,14 +134,14 @@ def _add_defaults(settings: dict[str, Any]) -> None:
         settings["init_args"] = defaults | settings["init_args"]
 
 
-def _defaults(made: Any) -> dict[str, Any]:
-    return copy.deepcopy(_defaults_of(made)) if isinstance(made, type) else {}
+def _defaults(cls: Any) -> dict[str, Any]:
+    return copy.deepcopy(_defaults_of(cls)) if isinstance(cls, type) else {}
 
 
 @cache  # cache, because the parser takes 10 to 20 ms per class
-def _defaults_of(made: type) -> dict[str, Any]:
+def _defaults_of(cls: type) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(made, fail_untyped=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
     defaults = parser.get_defaults().as_dict()
     return {
         name: setting

@@ -44,7 +44,7 @@ class VideoSettings:
             `test`.
         at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`. If this
             evaluation was not filmed, its episodes are played again.
-        num_envs: number of episodes shown side by side, from the first seed on.
+        num_envs: number of episodes visible side by side, from the first seed on.
         fps: maximum frames per second; fewer if the env is slower.
         max_frames: maximum frames of a film; longer episodes show every second, fourth, ... step.
         max_share: maximum fraction of the training time for films, which then have fewer, evenly
@@ -121,14 +121,15 @@ class VideoRecorder(Callback):
         training = self._training = trainer.state.fn == "fit"
         # Count by epochs, which continue in a resumed run.
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
-        due = not training or evaluations % self.settings.every_n_evaluations == 0
-        if due and (not training or self._clock.allows()):
+        is_due = not training or evaluations % self.settings.every_n_evaluations == 0
+        if is_due and (not training or self._clock.allows()):
             watch_next = algorithm_of(pl_module).watch_next  # films only the first batch
             self._attempt(lambda: watch_next(self._begin(trainer, pl_module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
+        # On all ranks: Lightning's comparison is a collective.
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
         if not trainer.is_global_zero:
             return
@@ -163,7 +164,7 @@ class VideoRecorder(Callback):
         """Run an action and count its time; after an error, continue training without films."""
         if self._broken:
             return
-        began, before = time.perf_counter(), self._clock.spent
+        began, spent = time.perf_counter(), self._clock.spent
         try:
             action()
         except EnvTimeoutError:
@@ -176,7 +177,7 @@ class VideoRecorder(Callback):
                     f"The requested film cannot be made: {reason} (Without a film: --video false.)"
                 ) from error
             rank_zero_warn(f"No more videos: {reason}")
-        self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
+        self._clock.spent = spent + time.perf_counter() - began  # includes nested attempts
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Watcher:
         algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
@@ -192,34 +193,35 @@ class VideoRecorder(Callback):
         expected = max(algorithm.evaluation.get("lengths", [0])[:count])
         stride = max(round(env.render_fps / settings.fps), -(-expected // capacity), 1)
         film = self._film = Film(count, stride, capacity)
-        shown, ends = set(range(count)), dict[int, int]()
+        visible, ends = set(range(count)), dict[int, int]()
 
         def watch(lengths: Tensor, returns: Tensor, running: Tensor) -> None:
             rows = [i for i, runs in enumerate(running[:count].tolist()) if runs]
             for i in set(range(count)) - ends.keys() - set(rows):
                 ends[i] = int(lengths[i])
-            if shown:
+            if visible:
                 step = int(lengths[rows].max()) if rows else max(ends.values())
                 self._attempt(lambda: look(step, returns, rows))
 
         def look(step: int, returns: Tensor, rows: list[int]) -> None:
             with calls("render"):
-                taken = env.film(rows, film.stride)  # within a chunk of actions
-                if not taken and rows and film.wants(step):
-                    taken[step] = dict(zip(rows, _pictures(env, rows), strict=True))
-            for moment in sorted(taken):
+                pictures = env.film(rows, film.stride)  # within a chunk of actions
+                if not pictures and rows and film.wants(step):
+                    pictures[step] = dict(zip(rows, _pictures(env, rows), strict=True))
+            for moment in sorted(pictures):
                 if film.wants(moment):
-                    show(moment, taken[moment], returns)
+                    show(moment, pictures[moment], returns)
                     film.take()
-            if shown and not rows:
+            if visible and not rows:
                 show(step, {}, returns)
+                # The last frame shows the ends of all episodes.
                 film.take(last=True)
 
         def show(step: int, pictures: dict[int, np.ndarray], returns: Tensor) -> None:
-            for i in sorted(shown):
-                when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
-                film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
-            shown.intersection_update(pictures)
+            for i in sorted(visible):
+                status = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
+                film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {status}")
+            visible.intersection_update(pictures)
 
         return watch
 
@@ -227,6 +229,7 @@ class VideoRecorder(Callback):
         assert self._film is not None
         film, self._film = self._film, None
         self._clock.frames_made += len(film.frames)
+        # One film at a time: the thread reads the frames of the former film.
         self._wait()
         steps = algorithm_of(pl_module).env_steps
         fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
@@ -248,6 +251,7 @@ class VideoRecorder(Callback):
     def _wait(self) -> None:
         if self._writing is not None:
             writing, self._writing = self._writing, None
+            # Encoding takes CPU time from the training, too.
             self._clock.spent_behind += writing.result()
 
 
@@ -259,10 +263,12 @@ def _takes_videos(logger: Logger) -> bool:
 def _write(
     film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
+    # CPU time of this thread: a wait for the disk costs the training nothing.
     began = time.thread_time()
     for path in paths:
         write_atomically(path, lambda file: film.write(file, fps))
         if path.name.startswith("best_"):
+            # After the new film is complete: a kill leaves one at least.
             for older in set(path.parent.glob("best_*.mp4")) - {path}:
                 older.unlink()
     height, width, _ = film.frames[0].shape
@@ -308,11 +314,11 @@ class _TimeShare:
     def allows(self) -> bool:
         return self.share is None or self.spent == 0.0 or self.left() > 0.0
 
-    def frames(self, most: int) -> int:
+    def frames(self, limit: int) -> int:
         if self.share is None:
-            return most
+            return limit
         cost = self.total() / self.frames_made if self.frames_made else FIRST_GUESS
-        return int(min(most, max(FEWEST_FRAMES, self.left() / cost)))
+        return int(min(limit, max(FEWEST_FRAMES, self.left() / cost)))
 
 
 def _is_best(trainer: Trainer) -> bool:

@@ -13,8 +13,8 @@ class EpisodeLines(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         evaluation = algorithm_of(pl_module).evaluation
-        ended = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
-        for i, (seed, value, length) in enumerate(ended):
+        episodes = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
+        for i, (seed, value, length) in enumerate(episodes):
             _print_episode(i, len(evaluation["seeds"]), seed, value, length)
         _print_average(evaluation["avg_reward"])
 
