@@ -205,7 +205,6 @@ class RLTrainer(Trainer, Configurable):
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
-        # A refusal below must not leave an empty directory behind.
         with removed_if_refused(self.run_dir):
             user_callbacks = _usable_callbacks(callbacks)
             metrics = MetricsWriter(best_metric, best_mode)
