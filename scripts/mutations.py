@@ -865,8 +865,8 @@ MUTATIONS = (
     Mutation(
         "extensions/vla/lerobot/smolvla.py",
         "actions see later actions",
-        "(own <= own[:, None])",
-        "(own < 10**6 + own[:, None])",
+        "(order <= order[:, None])",
+        "(order < 10**6 + order[:, None])",
         "numerics/test_lerobot_policies.py",
     ),
     Mutation(
@@ -879,8 +879,8 @@ MUTATIONS = (
     Mutation(
         "extensions/vla/lerobot/directory.py",
         "an additional weight is read over",
-        "fitting(own, weights, str(directory.path))",
-        "fitting(own, {k: weights.get(k, own[k]) for k in own}, str(directory.path))",
+        "fitting(state, weights, str(directory.path))",
+        "fitting(state, {k: weights.get(k, state[k]) for k in state}, str(directory.path))",
         "numerics/test_lerobot_policies.py",
     ),
     # --- policies/vla ---
@@ -908,8 +908,8 @@ MUTATIONS = (
     Mutation(
         "extensions/vla/flow.py",
         "padded numbers of a flow count in the log-prob and in the loss",
-        "own: Tensor = numbers[..., : self.action_size].flatten(1)",
-        "own: Tensor = numbers.flatten(1)[:, : self.num_slots]",
+        "unpadded: Tensor = numbers[..., : self.action_size].flatten(1)",
+        "unpadded: Tensor = numbers.flatten(1)[:, : self.num_slots]",
         "numerics/test_flows.py",
     ),
     Mutation(

@@ -64,6 +64,7 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     """
     peft = extra("peft")
     _check_settings(lora, "lora")
+    # Without targets peft takes the layers of models that it knows, and refuses other models.
     settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
     _check_names(model, settings, "lora")
     with one_message(f"lora={dict(lora)} cannot be added to {type(model).__name__}"):
@@ -89,16 +90,17 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
     )
     _check_names(model, settings, f"{directory}/adapter_config.json")
     with one_message(f"The adapter in {directory} cannot be added to {type(model).__name__}"):
+        # Not by `from_pretrained` of peft, which reads all of adapter_config.json.
         adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
     weights = load_weights(files[0])
-    own = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    weights = fitting(own, weights, directory, strict)
+    adapter_state = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    weights = fitting(adapter_state, weights, directory, strict)
     peft.set_peft_model_state_dict(adapted, weights)
     return cast(nn.Module, adapted)
 
 
 def with_fresh_adapter(
-    own: Mapping[str, Tensor], saved: Mapping[str, Tensor]
+    state: Mapping[str, Tensor], saved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], str | None]:
     """Rename weights saved without an adapter for a policy with a LoRA adapter.
 
@@ -106,14 +108,15 @@ def with_fresh_adapter(
     renamed weights with the policy's adapter, and a message for the user.
 
     Args:
-        own: the policy's state dict, [...].
+        state: the policy's state dict, [...].
         saved: the weights, [...].
     """
-    adapter = {key: value for key, value in own.items() if LORA.search(key)}
+    adapter = {key: value for key, value in state.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
         return dict(saved), None
-    names = {key: _plain(key) for key in own if key not in adapter}
-    renamed = {key: saved[plain] for key, plain in names.items() if plain in saved}
+    names = {key: _plain(key) for key in state if key not in adapter}
+    renamed = {key: saved[base_name] for key, base_name in names.items() if base_name in saved}
+    # Names that the policy does not have stay, so that loading reports them.
     renamed |= {key: value for key, value in saved.items() if key not in names.values()}
     note = (
         "The checkpoint has no LoRA adapter: the policy's own adapter starts fresh, "
@@ -123,12 +126,13 @@ def with_fresh_adapter(
 
 
 def _plain(key: str) -> str:
-    within = key.replace(".base_model.model.", ".", 1)
-    return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
+    name = key.replace(".base_model.model.", ".", 1)
+    return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", name)
 
 
 def _check_settings(settings: Mapping[str, Any], source: str) -> None:
     for name in settings:
+        # The distance of the names does not show that peft calls the rank r.
         likely = ", did you mean 'r'?" if name == "rank" else closest(name, LORA_SETTINGS)
         require(
             name in LORA_SETTINGS,
@@ -136,6 +140,7 @@ def _check_settings(settings: Mapping[str, Any], source: str) -> None:
         )
     by_name = settings.get("rank_pattern") or {}
     require(isinstance(by_name, Mapping), f"{source} has rank_pattern={by_name!r}, no mapping.")
+    # 8 is peft's default.
     for rank in (settings.get("r", 8), *by_name.values()):
         require(
             type(rank) is int and 1 <= rank <= LARGEST_RANK,
@@ -164,6 +169,7 @@ def _saved_settings(place: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
         f"{file} has peft_type: {kind!r}, but only adapters of type LORA are read. Write one with "
         "save_pretrained of peft.",
     )
+    # A newer peft writes settings that this list does not have: unset ones change nothing.
     settings = {
         name: value
         for name, value in settings.items()
@@ -181,6 +187,7 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
     names = [name for name, _ in model.named_modules()]
     targets = settings.get("target_modules")
     if isinstance(targets, list | tuple | set):
+        # peft matches a whole name, or its end after a dot.
         ends = sorted({name.rpartition(".")[2] for name in names})
         for target in targets:
             require(
@@ -191,12 +198,13 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
     for setting in ("target_modules", "exclude_modules"):
         expression = settings.get(setting)
         if isinstance(expression, str) and expression != "all-linear":
-            found = _matching(expression, names, f"{source}: {setting}")
+            matches = _matching(expression, names, f"{source}: {setting}")
             require(
-                found > 0 or setting != "target_modules",
+                matches > 0 or setting != "target_modules",
                 f"{source}: target_modules '{expression}' matches no module of the model. Set a "
                 "regular expression for whole names, such as '.*q_proj', or a list of names.",
             )
+    # peft matches these keys as expressions, at the end of a name.
     for setting in ("rank_pattern", "alpha_pattern"):
         for key in settings.get(setting) or ():
             _matching(rf"(.*\.)?({key})", names, f"{source}: {setting}")

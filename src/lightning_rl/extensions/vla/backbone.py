@@ -32,10 +32,10 @@ class Features(NamedTuple):
 
     def guided(self, output: "Callable[[Features], Tensor]") -> Tensor:
         """Return an output [B, ...] of the features, guided if `guidance` is set; see `guide`."""
-        own = output(self)
+        conditioned = output(self)
         if self.absent is None or self.guidance is None:
-            return own
-        return guide(own, output(self.absent), self.guidance)
+            return conditioned
+        return guide(conditioned, output(self.absent), self.guidance)
 
 
 class Backbone(nn.Module, ABC, Configurable):
@@ -102,6 +102,7 @@ def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
     Raises:
         ConfigurationError: with the first unknown token.
     """
+    # `tolist` waits for the device: call this only after a lookup failed.
     unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
     require(
         not unknown,

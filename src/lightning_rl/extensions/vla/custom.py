@@ -95,24 +95,26 @@ class CustomVLA(Policy):
                 "my_vla.MyVLA."
             )
         cls = import_model_class(model_class)
-        plain = _check_methods(cls, model_class)
+        is_plain = _check_methods(cls, model_class)
         reads = getattr(cls, "reads", None)
         super().__init__(observation_space, action_space, reads, ignore_keys)
         config = model_config or {}
         spaces = {"observation_space": observation_space, "action_space": action_space}
-        with away_from_first(meta) as away:
+        with away_from_first(meta) as on_meta:
             model = instantiate_model(cls, config, spaces)
-        if model_path is not None and not away:
+        if model_path is not None and not on_meta:
             fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
         self.has_critic = has_method(model, "get_value")
         evaluates = has_method(model, "evaluate_actions")
-        self.counts_executed = bool(getattr(model, "counts_executed", plain and not evaluates))
-        if plain:
+        self.counts_executed = bool(getattr(model, "counts_executed", is_plain and not evaluates))
+        if is_plain:
+            # The model is one module deeper.
             self.critic_modules = ("model.model.critic", "model.model.value_head")
             model = PlainModel(model, action_space, log_std_init)
             step = allocate_rollout(observation_space, action_space, 1, 1)[:, 0]
-            if not away:
+            # One call, so that a wrong model is refused at construction.
+            if not on_meta:
                 with torch.no_grad(), one_message(f"{model_class} cannot be called"):
                     model.evaluate_actions(model(step, deterministic=True))
         self.model = model
@@ -126,8 +128,9 @@ class CustomVLA(Policy):
         path, model = "model", self.model
         if isinstance(model, PlainModel):
             path, model = "model.model", model.model
-        own = getattr(type(model), "blocks", None)  # of an instance, it may be a list of modules
-        return tuple(f"{path}.{name}" for name in own or members_of_lists(model))
+        # Of the class, because on an instance `blocks` may be a list of modules.
+        patterns = getattr(type(model), "blocks", None)
+        return tuple(f"{path}.{name}" for name in patterns or members_of_lists(model))
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -144,11 +147,12 @@ class CustomVLA(Policy):
         return self.model(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
-        own = getattr(self.model, "draw_noise", super().draw_noise)
-        return cast(Tensor, own(batch, generator))
+        draw = getattr(self.model, "draw_noise", super().draw_noise)
+        return cast(Tensor, draw(batch, generator))
 
     def get_value(self, td: TensorDict) -> TensorDict:
         if not self.has_critic:
+            # The field exists for algorithms without a critic, too.
             return td.set("value", torch.zeros(td.batch_size, device=td.device))
         return self.model.get_value(td)  # type: ignore[no-any-return,operator]  # nn.Module
 
@@ -221,6 +225,7 @@ class PlainModel(nn.Module):
 
     def get_value(self, td: TensorDict) -> TensorDict:
         """Write `value` [B] into `td` [B]."""
+        # The model may return [B] or [B, 1].
         value: Tensor = cast(Any, self.model).get_value(td.get("observation"))
         return td.set("value", value.float().reshape(td.batch_size))
 
@@ -230,6 +235,7 @@ class PlainModel(nn.Module):
             result = self._evaluated(td)
         else:
             mean, log_std = self._distribution(td)
+            # Actions of a chunk that were not executed have no part in the log-prob.
             executed = td.get("executed", None)
             log_probs = self._log_probs(mean, log_std, td.get("action").reshape(mean.shape))
             entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape)
@@ -286,8 +292,9 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
         f"model_class '{name}' is a whole Policy: give it as the policy's class_path instead.",
     )
     acts, evaluates = (has_method(cls, method) for method in ("forward", "evaluate_actions"))
-    named = {"deterministic": False, "generator": None}
-    reads_td = acts and _takes(cls, "forward", 1, **named)
+    keywords = {"deterministic": False, "generator": None}
+    # Only the methods of `Policy` take these two.
+    reads_td = acts and _takes(cls, "forward", 1, **keywords)
     missing = [] if acts else ["forward"]
     missing += ["evaluate_actions"] if reads_td and not evaluates else []
     require(not missing, f"model_class '{name}' has no {' and no '.join(missing)}. {needs}")
@@ -300,9 +307,10 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
     return pair and not (reads_td and _takes(cls, "evaluate_actions", 1))
 
 
-def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:
+def _takes(cls: type[nn.Module], method: str, count: int, **keywords: Any) -> bool:
     try:
-        inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **named)
+        # `bind` compares signatures without a call; one argument more, for self.
+        inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **keywords)
     except TypeError:
         return False
     return True

@@ -37,6 +37,7 @@ class BackboneEncoder(Encoder):
             f"read; it reads {', '.join(backbone.reads)}. Select these keys by data.env.keys of "
             "ReturnFramesEnv, or by actor_keys of the policy.",
         )
+        # One slot is enough for features.
         backbone.build(observation, 1)
         self.backbone = backbone
         self.size = backbone.summary_size + backbone.slot_size

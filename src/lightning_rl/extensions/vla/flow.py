@@ -98,6 +98,7 @@ class FlowHead(ActionHead):
         self.flow_shape = (self.chunk_size, int(expert.action_size))  # type: ignore[arg-type]  # nn.Module
         self.noise_size = math.prod(self.flow_shape)
         self.clone_noise_size = self.noise_size + 1
+        # In float64, so that each time is rounded once.
         times = 1.0 - torch.arange(self.steps, dtype=torch.float64) / self.steps
         self.register_buffer("times", times.float(), persistent=False)
         fixed = torch.randn(self.noise_size, generator=torch.Generator().manual_seed(0))
@@ -105,6 +106,7 @@ class FlowHead(ActionHead):
         self.deviation: nn.Module | None = None
         if settings.noise == "learnt":
             inputs = summary_size + 2 * FREQUENCIES
+            # With small outputs, deviations begin in the middle of their range.
             self.deviation = mlp(
                 inputs, (64,), self.noise_size, activation="silu", output_gain=0.01
             )
@@ -133,23 +135,24 @@ class FlowHead(ActionHead):
             return {"action": self.act(features, start)}
         if self.deviation is not None:
             return self._sample_chain(features, noise)
-        size = self.noise_size
-        x, drawn = (one.unflatten(1, self.flow_shape) for one in noise[:, :-1].split(size, 1))
+        x, step_noise = noise[:, :-1].unflatten(1, (2, *self.flow_shape)).unbind(1)
+        # In float32 the product may round up to K.
         step = (noise[:, -1] * self.steps).long().clamp(max=self.steps - 1)
-        before, after, log_prob = (torch.zeros_like(x) for _ in range(3))
+        chain_from, chain_to, log_prob = (torch.zeros_like(x) for _ in range(3))
+        # All samples take all steps, and each has its stochastic step at another one.
         for k in range(self.steps):
             velocity = self.velocity(features, x, k)
             mean, std = self._transition(x, velocity, self.times[k].expand(x.shape[0]))
-            stochastic = torch.addcmul(mean, std, drawn)
-            here = (step == k).view(-1, 1, 1)
-            before = torch.where(here, x, before)
-            after = torch.where(here, stochastic, after)
-            log_prob = torch.where(here, normal_log_prob(stochastic, mean, std.log()), log_prob)
-            x = torch.where(here, stochastic, x - velocity / self.steps)
+            stochastic = torch.addcmul(mean, std, step_noise)
+            is_step = (step == k).view(-1, 1, 1)
+            chain_from = torch.where(is_step, x, chain_from)
+            chain_to = torch.where(is_step, stochastic, chain_to)
+            log_prob = torch.where(is_step, normal_log_prob(stochastic, mean, std.log()), log_prob)
+            x = torch.where(is_step, stochastic, x - velocity / self.steps)
         return {
-            "action": self.to_action(self._own(x)),
-            "sample_log_prob": self.sum_by_part(self._own(log_prob)),
-            **{"chain_from": before, "chain_to": after, "chain_step": step},
+            "action": self.to_action(self._unpadded(x)),
+            "sample_log_prob": self.sum_by_part(self._unpadded(log_prob)),
+            **{"chain_from": chain_from, "chain_to": chain_to, "chain_step": step},
         }
 
     def log_prob_and_entropy(
@@ -160,7 +163,8 @@ class FlowHead(ActionHead):
         x, t = fields["chain_from"], self.times[fields["chain_step"]]
         mean, std = self._transition(x, self._velocity(features, x, t), t)
         each = normal_log_prob(fields["chain_to"], mean, std.log())
-        log_prob = self.sum_by_part(self._own(each))
+        log_prob = self.sum_by_part(self._unpadded(each))
+        # The entropy is unknown: see `has_entropy`.
         return log_prob, torch.zeros_like(log_prob)
 
     def clone_loss(
@@ -175,9 +179,10 @@ class FlowHead(ActionHead):
         start = noise[:, :-1].unflatten(1, self.flow_shape)
         t = 0.001 + 0.999 * noise[:, -1].pow(2.0 / 3.0)  # the inverse of the distribution function
         goal = self.to_unit(action).unflatten(1, (self.chunk_size, self.action_size))
+        # The padding of an action has the goal 0; the loss leaves it out.
         goal = nn.functional.pad(goal, (0, self.flow_shape[1] - self.action_size))
         velocity = self._velocity(features, interpolate(goal, start, t), t)
-        loss = self.sum_by_part(self._own(flow_matching_loss(velocity, goal, start)))
+        loss = self.sum_by_part(self._unpadded(flow_matching_loss(velocity, goal, start)))
         return loss, torch.zeros_like(loss)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -186,7 +191,7 @@ class FlowHead(ActionHead):
     def act(self, features: Features, noise: Tensor) -> Tensor:
         """Return the actions [B, K, *A] of the ODE from noise [B, K * P]."""
         x = self.decode(features, noise)
-        return self.to_action(self._own(x))
+        return self.to_action(self._unpadded(x))
 
     def decode(self, features: Features, noise: Tensor) -> Tensor:
         """Integrate the ODE from noise [B, K * P]; return x [B, K, P], padding included."""
@@ -200,15 +205,16 @@ class FlowHead(ActionHead):
         return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        return features.guided(lambda one: self.expert(one, x, t).float())
+        # The steps add up, so they are in float32 even if the expert computes in bfloat16.
+        return features.guided(lambda f: self.expert(f, x, t).float())
 
     def _transition(self, x: Tensor, velocity: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = 1.0 / self.steps
         return flow_transition(x, velocity, t, step_size=size, noise_level=self.noise_level)
 
-    def _own(self, numbers: Tensor) -> Tensor:
-        own: Tensor = numbers[..., : self.action_size].flatten(1)
-        return own
+    def _unpadded(self, numbers: Tensor) -> Tensor:
+        unpadded: Tensor = numbers[..., : self.action_size].flatten(1)
+        return unpadded
 
     def _draw(
         self,
@@ -227,29 +233,31 @@ class FlowHead(ActionHead):
     # --- noise: learnt ---
 
     def _sample_chain(self, features: Features, noise: Tensor) -> dict[str, Tensor]:
-        start, *drawn = noise.unflatten(1, (self.steps + 1, *self.flow_shape)).unbind(1)
+        start, *step_noises = noise.unflatten(1, (self.steps + 1, *self.flow_shape)).unbind(1)
+        # The start of the chain is drawn, too: its log-prob belongs to the chain.
         zero = torch.zeros_like(start)
         chain, log_prob = [start], normal_log_prob(start, zero, zero)
-        for k, one in enumerate(drawn):
+        for k, step_noise in enumerate(step_noises):
             mean, log_std = self._learnt_transition(features, chain[-1], k)
-            chain.append(torch.addcmul(mean, log_std.exp(), one))
+            chain.append(torch.addcmul(mean, log_std.exp(), step_noise))
             log_prob = log_prob + normal_log_prob(chain[-1], mean, log_std)
         return {
-            "action": self.to_action(self._own(chain[-1])),
-            "sample_log_prob": self.sum_by_part(self._own(log_prob)),
+            "action": self.to_action(self._unpadded(chain[-1])),
+            "sample_log_prob": self.sum_by_part(self._unpadded(log_prob)),
             "chain": torch.stack(chain, 1),
         }
 
     def _chain_log_prob(self, features: Features, chain: Tensor) -> tuple[Tensor, Tensor]:
-        start, *others = chain.unbind(1)
+        start, *states = chain.unbind(1)
         zero = torch.zeros_like(start)
         log_prob = normal_log_prob(start, zero, zero)
+        # Each normal has the entropy log std + .5 + log sqrt(2 pi); at the start log std is 0.
         entropy = torch.full_like(start, (self.steps + 1) * (0.5 + HALF_LOG_TWO_PI))
-        for k, (x, following) in enumerate(zip([start, *others], others, strict=False)):
+        for k, (x, following) in enumerate(zip([start, *states], states, strict=False)):
             mean, log_std = self._learnt_transition(features, x, k)
             log_prob = log_prob + normal_log_prob(following, mean, log_std)
             entropy = entropy + log_std
-        return self.sum_by_part(self._own(log_prob)), self.sum_by_part(self._own(entropy))
+        return self.sum_by_part(self._unpadded(log_prob)), self.sum_by_part(self._unpadded(entropy))
 
     def _learnt_transition(self, features: Features, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         assert self.deviation is not None

@@ -153,7 +153,9 @@ class TokenHead(ActionHead):
 
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
         log_probs = self._log_probs(features)
+        # Gumbel noise: the largest sum is a sample, and without noise the mode.
         tokens = choose(log_probs, noise)
+        # The centers of the bins reach from -1 to 1, both included.
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {
             "action": self.to_action(unit),
@@ -174,7 +176,8 @@ class TokenHead(ActionHead):
         return {"action_tokens": place.round().clamp(0, self.num_bins - 1).to(torch.int64)}
 
     def _log_probs(self, features: Features) -> Tensor:
-        logits = features.guided(lambda one: self.to_logits(one.slots))
+        logits = features.guided(lambda f: self.to_logits(f.slots))
+        # Log-probs need more digits than bfloat16 has.
         return (logits.float() / self.temperature).log_softmax(-1)
 
     def _log_prob_of(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -201,6 +204,7 @@ class GaussianHead(ActionHead):
         statistics: Statistics = None,
     ) -> None:
         super().__init__(space, level, statistics)
+        # The range to which `_distribution` clamps it.
         check_range("log_std_init", log_std_init, minimum=-5.0, maximum=2.0)
         self.temperature = temperature
         self.to_mean = nn.Linear(slot_size, 1)
@@ -230,7 +234,8 @@ class GaussianHead(ActionHead):
         return {"unit_action": self.to_unit(action)}
 
     def _distribution(self, features: Features) -> tuple[Tensor, Tensor]:
-        mean = features.guided(lambda one: self.to_mean(one.slots)).squeeze(-1)
+        mean = features.guided(lambda f: self.to_mean(f.slots)).squeeze(-1)
+        # A factor of the deviation is a summand of its logarithm.
         return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
 
     def _log_prob_of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
@@ -249,6 +254,7 @@ def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[
         ConfigurationError: for infinite bounds.
     """
     if statistics is not None:
+        # The values of one action hold for each action of the chunk.
         low, high = (
             bound.float().view(space.shape[1:]).expand(space.shape) for bound in statistics
         )

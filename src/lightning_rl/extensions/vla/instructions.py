@@ -36,18 +36,18 @@ class InstructionTokenizer:
             "tokenizer.json is, or of a LeRobot policy. Nothing is downloaded.",
         )
         assert place is not None
-        self._length, self._steps, found = length, None, str(place)
+        self._length, self._steps, tokenizer_path = length, None, str(place)
         if (place / "policy_preprocessor.json").is_file():
             self._steps = Processors(read_directory(str(place))).tokenization
             require(self._steps is not None, f"The policy in {path} reads no instructions.")
             assert self._steps is not None
             places = [place, place.parent, Path()]
-            found = find_local(self._steps.name, places, "tokenizer.json", "tokenizer")
+            tokenizer_path = find_local(self._steps.name, places, "tokenizer.json", "tokenizer")
         transformers = extra("transformers")
         try:
             # Without trust_remote_code, transformers asks at the keyboard.
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-                found, local_files_only=True, trust_remote_code=False
+                tokenizer_path, local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{path} holds no tokenizer: {error}") from error
@@ -59,8 +59,10 @@ class InstructionTokenizer:
         Raises:
             ConfigurationError: if it has more than S tokens.
         """
-        given = text if self._steps is None else self._steps.text(text)
-        tokens = self._tokenizer(given)["input_ids"]
+        # A LeRobot policy may end instructions with a new line.
+        prompt = text if self._steps is None else self._steps.text(text)
+        tokens = self._tokenizer(prompt)["input_ids"]
+        # LeRobot cuts long instructions, if the policy says so; others are refused.
         if self._steps is not None and self._steps.truncation:
             tokens = tokens[: self._steps.max_length]
         require(

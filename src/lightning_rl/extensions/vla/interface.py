@@ -62,5 +62,6 @@ class TinyModel(VLAModelInterface):
 def has_method(model: nn.Module | type[nn.Module], name: str) -> bool:
     """Return whether a model, or its class, has a method of `VLAModelInterface` of its own."""
     method = getattr(model, name, None)
+    # Each class inherits these names: only a method of its own counts.
     bases = (None, getattr(nn.Module, name, None), getattr(VLAModelInterface, name))
     return getattr(method, "__func__", method) not in bases

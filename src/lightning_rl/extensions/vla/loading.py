@@ -86,12 +86,12 @@ def load_vla_model(
     path = path and str(expanded(path))
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
-    with away_from_first(meta) as away:
+    with away_from_first(meta) as on_meta:  # shapes alone; FSDP fills them from the first process
         if kind == "class":
-            weights = None if away else path
+            weights = None if on_meta else path
             model = _from_class(model_class, model_config or {}, weights, trust_code, strict)
             model = model.to(DTYPES[dtype])
-        elif kind == "hf" and not away:
+        elif kind == "hf" and not on_meta:
             model = _from_directory(path, DTYPES[dtype], trust_code, strict, allow_download)
         else:
             kinds = ("hf", "hf_config")
@@ -100,16 +100,16 @@ def load_vla_model(
         if gradient_checkpointing:
             _recompute_activations(model)
         model = _with_adapter(model, lora, adapter, strict)
-    freeze_matching(model, freeze)
+    freeze_matching(model, freeze)  # last: a pattern freezes the adapters of its layers, too
     return model
 
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
     """With `meta`, create tensors on `meta`, except in the first process; yield whether."""
-    away = meta and not ranks.is_first_process()
-    with torch.device("meta") if away else nullcontext():
-        yield away
+    on_meta = meta and not ranks.is_first_process()
+    with torch.device("meta") if on_meta else nullcontext():
+        yield on_meta
 
 
 def _with_adapter(
@@ -126,6 +126,8 @@ def _recompute_activations(model: nn.Module) -> None:
         f"{type(model).__name__} has no gradient_checkpointing_enable: remove "
         "gradient_checkpointing.",
     )
+    # Reentrant checkpointing drops gradients if a block's inputs have none, as with frozen
+    # embeddings.
     cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
 
 
@@ -137,12 +139,12 @@ def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
     """
     names = {name: name_without_adapter(name) for name, _ in model.named_parameters()}
     for pattern in patterns:
-        matching = [name for name, plain in names.items() if fnmatchcase(plain, pattern)]
-        known = list(dict.fromkeys(names.values()))
+        matching = [name for name, plain_name in names.items() if fnmatchcase(plain_name, pattern)]
+        options = list(dict.fromkeys(names.values()))
         require(
             bool(matching),
-            f"freeze pattern '{pattern}' matches no parameter{closest(pattern, known)}. Names look "
-            f"like {', '.join(known[:3])}; use *, as in '*vision*'.",
+            f"freeze pattern '{pattern}' matches no parameter{closest(pattern, options)}. Names "
+            f"look like {', '.join(options[:3])}; use *, as in '*vision*'.",
         )
         for name in matching:
             model.get_parameter(name).requires_grad_(False)
@@ -155,18 +157,18 @@ def import_model_class(model_class: str) -> type[nn.Module]:
         ConfigurationError: if the import fails, or the class is not an `nn.Module`.
     """
     try:
-        found = imported(model_class)
+        cls = imported(model_class)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"model_class '{model_class}' cannot be imported: {error}. Give the path of a class, "
             "as in my_vla.MyVLA, whose module is installed or in the working directory."
         ) from error
     require(
-        isinstance(found, type) and issubclass(found, nn.Module),
-        f"model_class '{model_class}' is a {type(found).__name__}: it must be the path of a class "
+        isinstance(cls, type) and issubclass(cls, nn.Module),
+        f"model_class '{model_class}' is a {type(cls).__name__}: it must be the path of a class "
         "that is a torch.nn.Module, as in my_vla.MyVLA.",
     )
-    return cast(type[nn.Module], found)
+    return cast(type[nn.Module], cls)
 
 
 def instantiate_model(
@@ -178,13 +180,13 @@ def instantiate_model(
         ConfigurationError: for an unknown or missing argument, or lazy layers.
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
-    known = {key: value for key, value in (provided or {}).items() if key in parameters}
-    named = [
+    arguments = {key: value for key, value in (provided or {}).items() if key in parameters}
+    settable = [
         p
         for p in parameters.values()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in known
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
     ]
-    names = [p.name for p in named]
+    names = [p.name for p in settable]
     takes = f"it takes {', '.join(names) if names else 'none'}"
     for name in model_config:
         require(
@@ -192,12 +194,12 @@ def instantiate_model(
             f"model_config has '{name}', which {cls.__name__} does not take; {takes}"
             f"{closest(name, names)}.",
         )
-    for p in named:
+    for p in settable:
         require(
             p.name in model_config or p.default is not p.empty,
             f"model_config has no '{p.name}', which {cls.__name__} needs; {takes}.",
         )
-    model = cls(**known, **model_config)
+    model = cls(**arguments, **model_config)
     lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
     require(
         not lazy,
@@ -210,6 +212,7 @@ def instantiate_model(
 
 def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:
     """Return mean and standard deviation of pixels from a directory's preprocessor config."""
+    # transformers may nest the settings of pictures.
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = expanded(path or "") / name
         if path is not None and file.is_file():
@@ -253,6 +256,7 @@ def _from_directory(
     )
     require(
         not (Path(path) / "adapter_config.json").is_file(),
+        # Without trust, the configuration may name neither code nor a hub.
         f"{path} holds an adapter, but transformers would load its base model: give the directory "
         "of the model as path, and of the adapter as adapter.",
     )
@@ -277,6 +281,7 @@ def _from_directory(
             f"{path} cannot be loaded: {reason} Weights must be .safetensors, because a pickle can "
             "run any code. Convert a pickle that you trust with save_pretrained."
         ) from error
+    # The entries are names, or tuples that begin with the name, depending on the version.
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     report = KeyReport(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), mismatched)
     check_report(report, path, strict)
@@ -303,6 +308,7 @@ def _from_config(
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         require(file.is_file(), f"No configuration at {file}.")
         config = read_json(file)
+    # A copy, because model_type is taken out below.
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, such as 'smolvlm'.")
     _refuse_a_hub(settings, "The configuration of the model")
@@ -311,6 +317,6 @@ def _from_config(
         quiet(transformers),
         one_message("transformers cannot make a model from the configuration"),
     ):
-        made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-        model = transformers.AutoModelForImageTextToText.from_config(made, trust_remote_code=False)
+        spec = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        model = transformers.AutoModelForImageTextToText.from_config(spec, trust_remote_code=False)
     return cast(nn.Module, model.to(dtype))

@@ -72,6 +72,7 @@ class ChunkPolicy(Policy):
         space = chunk_space(action_space)
         _check_tokens(self.acting_space, backbone)
         self.backbone = backbone
+        # Keys that are ignored must not create parameters.
         self.backbone.build(observation.exclude(*ignore_keys), int(np.prod(space.shape)))
         self.head = make_head(space)
         self.value_head = nn.Sequential(
@@ -102,9 +103,11 @@ class ChunkPolicy(Policy):
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         features = self.features(td)
+        # Log-probs need more digits than bfloat16 has, also under autocast.
         with in_float32(features.slots):
             noise = noise_for(self, td, deterministic, generator)
             sample = self.head.sample(features, noise)
+        # In place, because `td` may be a view of a slot of the rollout.
         for key, value in sample.items():
             td.set(key, value, inplace=True)
         return td
@@ -136,6 +139,7 @@ class ChunkPolicy(Policy):
     def features(self, td: TensorDict) -> Features:
         """Return the backbone's features of the observations [B] in `td`, slots in float32."""
         features = self._features_of(td.get("observation"))
+        # Guidance needs a second pass, of the observation without its condition.
         if ABSENT not in td.keys():
             return features
         return features._replace(absent=self._features_of(td.get(ABSENT)), guidance=td[GUIDANCE])
@@ -163,8 +167,8 @@ class ChunkPolicy(Policy):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         value = list(self.value_head.parameters())
-        others = {id(p) for p in value}
-        policy = [p for p in self.parameters() if p.requires_grad and id(p) not in others]
+        value_ids = {id(p) for p in value}
+        policy = [p for p in self.parameters() if p.requires_grad and id(p) not in value_ids]
         if self.value_lr_scale == 1.0:
             return [{"params": [*policy, *value]}]
         return [{"params": policy}, {"params": value, "lr_scale": self.value_lr_scale}]
@@ -196,6 +200,7 @@ class ChunkPolicy(Policy):
     def _value(self, features: Features) -> Tensor:
         summary = features.summary.float()
         with in_float32(summary):
+            # The value's gradient must not disturb the features that the actions need.
             value = self.value_head(summary.detach() if self.detach_value else summary)
         return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
 
@@ -267,11 +272,12 @@ class VLAPolicy(ChunkPolicy):
             statistics = None
             if action_statistics is not None:
                 size = math.prod(space.shape[1:])
+                # By name, because the file may list the numbers of an action in another order.
                 order = names_of(space)
                 statistics = action_bounds_of(action_statistics, statistics_key, size, order)
             if head == "token":
-                own = body.token_head(num_bins)
-                to_logits = nn.Linear(body.slot_size, num_bins) if own is None else own
+                layer = body.token_head(num_bins)
+                to_logits = nn.Linear(body.slot_size, num_bins) if layer is None else layer
                 bins = to_logits, num_bins, temperature
                 return TokenHead(space, log_prob_level, *bins, statistics)
             if head == "gaussian":
@@ -300,6 +306,7 @@ def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
     language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
     if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):
         return
+    # A Box without an upper bound says nothing about the tokens.
     highest = int(language.high.max())
     require(
         highest < backbone.vocabulary or highest == np.iinfo(cast(Any, language.dtype)).max,
@@ -332,15 +339,16 @@ def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorD
         ConfigurationError: otherwise.
     """
     required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
-    seen = space.spaces.get("rgb") if isinstance(space, gymnasium.spaces.Dict) else None
-    is_picture = seen is not None and seen.dtype == np.uint8 and len(seen.shape or ()) in (3, 4)
+    rgb = space.spaces.get("rgb") if isinstance(space, gymnasium.spaces.Dict) else None
+    is_picture = rgb is not None and rgb.dtype == np.uint8 and len(rgb.shape or ()) in (3, 4)
     require(
         isinstance(space, gymnasium.spaces.Dict)
-        and (is_picture or (seen is None and not needs_pictures)),
+        and (is_picture or (rgb is None and not needs_pictures)),
         f"A VLA observes {required}, and optionally depth, language and proprio, but the space is "
         f"{space}. Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
     )
     assert isinstance(space, gymnasium.spaces.Dict)
+    # An empty array gives the torch dtype of a NumPy dtype.
     zeros = {
         key: torch.zeros(
             (1, *(child.shape or ())), dtype=torch.from_numpy(np.empty(0, child.dtype)).dtype

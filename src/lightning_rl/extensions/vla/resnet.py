@@ -65,32 +65,35 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, torch.zeros(channels))
 
     def forward(self, planes: Tensor) -> Tensor:
+        # Folded into a factor and a shift: two operations on the planes instead of four.
         scale = self.weight * (self.running_var + 1e-5).rsqrt()
         shift = self.bias - self.running_mean * scale
         return planes * scale[:, None, None] + shift[:, None, None]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut, named as in torchvision; for `same` see `ResNet`."""
+    """Two 3x3 convolutions with a shortcut, named as in torchvision; `jax_pad`: see `ResNet`."""
 
     def __init__(
         self,
-        before: int,
-        after: int,
+        inputs: int,
+        outputs: int,
         stride: int,
         norm: Callable[[int], nn.Module],
-        same: bool = False,
+        jax_pad: bool = False,
     ) -> None:
         super().__init__()
-        self._pads_itself = same and stride == 2
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 0 if self._pads_itself else 1, bias=False)
-        self.bn1 = norm(after)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.bn2 = norm(after)
+        # torch pads both sides alike; JAX, behind.
+        self._pads_itself = jax_pad and stride == 2
+        padding = 0 if self._pads_itself else 1
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding, bias=False)
+        self.bn1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = norm(outputs)
         self.downsample: nn.Module | None = None
-        if stride != 1 or before != after:
-            shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, norm(after))
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, norm(outputs))
 
     def forward(self, planes: Tensor) -> Tensor:
         padded = _padded(planes) if self._pads_itself else planes
@@ -102,11 +105,13 @@ class BasicBlock(nn.Module):
 def _padded(planes: Tensor, value: float = 0.0) -> Tensor:
     """Pad planes for windows of 3 pixels with a stride of 2, as JAX's padding `SAME` does."""
     height, width = planes.shape[-2:]
+    # An even side gets one pixel behind, an odd side one on both ends.
     return F.pad(planes, (width % 2, 1, height % 2, 1), value=value)
 
 
 class _SamePool(nn.MaxPool2d):
     def forward(self, planes: Tensor) -> Tensor:
+        # The padding must never be the maximum.
         return cast(Tensor, super().forward(_padded(planes, -torch.inf)))
 
 
@@ -119,27 +124,28 @@ class ResNet(nn.Sequential):
     Args:
         blocks: blocks of each section, see `BLOCKS`.
         norm: makes the normalisation layer for a number of channels.
-        same: pad windows with a stride of 2 behind, if a side is even, as in JAX.
+        jax_pad: pad windows with a stride of 2 behind, if a side is even, as in JAX.
     """
 
     def __init__(
         self,
         blocks: Sequence[int] = BLOCKS["resnet18"],
         norm: Callable[[int], nn.Module] = FrozenBatchNorm,
-        same: bool = False,
+        jax_pad: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = norm(64)
         self.relu = nn.ReLU()
-        self.maxpool = _SamePool(3, 2) if same else nn.MaxPool2d(3, 2, 1)
-        before = 64
+        self.maxpool = _SamePool(3, 2) if jax_pad else nn.MaxPool2d(3, 2, 1)
+        inputs = 64
         for i, count in enumerate(blocks):
-            after = 64 * 2**i
-            section = [BasicBlock(before, after, 2 if i else 1, norm, same)]
-            section += [BasicBlock(after, after, 1, norm) for _ in range(count - 1)]
+            outputs = 64 * 2**i
+            # The pool has halved the planes of the first section already.
+            section = [BasicBlock(inputs, outputs, 2 if i else 1, norm, jax_pad)]
+            section += [BasicBlock(outputs, outputs, 1, norm) for _ in range(count - 1)]
             self.add_module(f"layer{i + 1}", nn.Sequential(*section))
-            before = after
+            inputs = outputs
 
 
 class ResNetEncoder(PictureEncoder):
@@ -183,11 +189,12 @@ class ResNetEncoder(PictureEncoder):
         )
         network = self.network()
         if weights is not None:
-            found = torchvision_names(weights_at(weights, f"{name}.weights"))
-            network.load_state_dict(fitting(network.state_dict(), found, weights))
+            state_dict = torchvision_names(weights_at(weights, f"{name}.weights"))
+            network.load_state_dict(fitting(network.state_dict(), state_dict, weights))
         pooled = [nn.AdaptiveAvgPool2d(1)] if pool == "mean" else []
         self.layers = nn.Sequential(_Scaled(), network, *pooled, nn.Flatten())
         self.requires_grad_(not frozen)
+        # Five halvings, each rounded up.
         height, width = (-(-side // 32) for side in sides)
         self.size = CHANNELS * (1 if pool == "mean" else height * width)
 
@@ -212,7 +219,7 @@ class ResNet10(ResNetEncoder):
     """
 
     def network(self) -> ResNet:
-        return ResNet((1, 1, 1, 1), partial(nn.GroupNorm, 4), same=True)
+        return ResNet((1, 1, 1, 1), partial(nn.GroupNorm, 4), jax_pad=True)
 
 
 class SpatialEmbedding(Encoder):
@@ -245,6 +252,7 @@ class SpatialEmbedding(Encoder):
             "ResNet10 with pool: none.",
         )
         places = shape[0] // CHANNELS
+        # Sums over this many places keep a variance of 1.
         self.kernel = nn.Parameter(torch.randn(CHANNELS, places, sums) * places**-0.5)
         linear = nn.Linear(CHANNELS * sums, size)
         self.layers = nn.Sequential(linear, nn.LayerNorm(size), nn.Tanh())
@@ -265,6 +273,7 @@ class _Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for name, numbers in zip(("mean", "std"), IMAGENET, strict=True):
+            # Constants, which files of weights do not have.
             self.register_buffer(name, torch.tensor(numbers).view(3, 1, 1), persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -278,6 +287,7 @@ def torchvision_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in weights.items():
         for pattern, other in patterns:
             name = re.sub(pattern, other, name)
+        # The classifier is not used; batches_tracked only counts steps of training.
         if not name.startswith(("fc.", "classifier.")) and not name.endswith("batches_tracked"):
             renamed[name] = value
     return renamed

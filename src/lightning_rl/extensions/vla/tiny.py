@@ -89,6 +89,7 @@ class TinyVLA(Backbone):
         if self.film is not None and self.words is not None and self.told is not None:
             modulation = self.film(self._embedded(observation["language"]).flatten(1))
             scale, shift = modulation.chunk(2, 1)
+            # 1 + scale, so that a new modulation changes little.
             maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
             inputs.append(self.told(modulation).relu())
         inputs.append(soft_argmax(maps * SHARPNESS))
@@ -101,6 +102,7 @@ class TinyVLA(Backbone):
         assert self.words is not None
         try:
             return self.words(tokens)  # type: ignore[no-any-return]  # nn.Module
+        # On the CPU; a GPU reports an unknown token later, by an assertion of the device.
         except IndexError:
             refuse_unknown_tokens(tokens, self.vocabulary)
             raise
@@ -155,6 +157,7 @@ def soft_argmax(maps: Tensor) -> Tensor:
 def _planes(observation: TensorDict) -> Tensor:
     rgb: Tensor = observation["rgb"]
     if rgb.dim() == 5:
+        # Cameras become channels.
         rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
     planes = rgb.permute(0, 3, 1, 2).to(torch.float32).div(127.5)
     if "depth" in observation.keys():

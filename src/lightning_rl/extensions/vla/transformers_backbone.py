@@ -62,6 +62,7 @@ class TransformersBackbone(Backbone):
         self.model = load_vla_model(kind, path, model_class=None, model_config=None, **kwargs)
         settings = cast(Any, self.model).config
         self.image_size = int(_of(settings.vision_config, "image_size"))
+        # Earlier configurations call it image_token_index.
         old = not hasattr(settings, "image_token_id")
         self.image_token = int(_of(settings, "image_token_index" if old else "image_token_id"))
         pad = int(getattr(settings, "pad_token_id", None) or 0)
@@ -69,9 +70,10 @@ class TransformersBackbone(Backbone):
         self.token_offset = token_offset
         self.padding = padding if padding is not None else 0 if token_offset else pad
         embeddings = int(cast(Any, self.model).get_input_embeddings().num_embeddings)
+        # A token of the env plus the offset must be a token of the model.
         self.vocabulary = embeddings - token_offset
-        spare = [one for one in range(4) if one not in (self.placeholder, self.image_token)][:2]
-        self.condition_tokens = list(condition_tokens or spare)
+        defaults = [t for t in range(4) if t not in (self.placeholder, self.image_token)][:2]
+        self.condition_tokens = list(condition_tokens or defaults)
         require(
             all(0 <= token < embeddings for token in self.condition_tokens),
             f"condition_tokens={self.condition_tokens} are not tokens of the model, which are 0 to "
@@ -103,9 +105,9 @@ class TransformersBackbone(Backbone):
         ids, mask = self._token_ids(observation, batch, cameras)
         # Positions skip padding, so that the length of the padding does not change the output.
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        own: dict[str, Tensor] = {}
+        extra_inputs: dict[str, Tensor] = {}
         if self.is_paligemma:  # positions start at 1; type 0 is a prompt with full attention
-            positions, own = positions + 1, {"token_type_ids": 1 - mask}
+            positions, extra_inputs = positions + 1, {"token_type_ids": 1 - mask}
         try:
             output = self.model(
                 input_ids=ids,
@@ -114,7 +116,7 @@ class TransformersBackbone(Backbone):
                 position_ids=positions,
                 output_hidden_states=True,
                 use_cache=False,
-                **own,
+                **extra_inputs,
             )
         except IndexError:
             refuse_unknown_tokens(observation["language"], self.vocabulary)
@@ -145,9 +147,10 @@ class TransformersBackbone(Backbone):
             parts.append(words + self.token_offset)
             masks.append((words != self.padding).to(masks[0].dtype))
         if "condition" in observation.keys():
-            bad, good = self.condition_tokens
+            bad_token, good_token = self.condition_tokens
             condition = observation["condition"] > 0.5
-            parts.append(torch.where(condition[:, :1], good, bad))
+            parts.append(torch.where(condition[:, :1], good_token, bad_token))
+            # (0, 0) is absent: masked, so that no attention reads it.
             masks.append(condition.any(1, keepdim=True).to(masks[0].dtype))
         parts.append(torch.full((batch, self.num_slots), self.placeholder, device=device))
         masks += [torch.ones_like(part) for part in parts[len(masks) :]]
@@ -172,14 +175,14 @@ class TransformersBackbone(Backbone):
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
     ) -> None:
-        known = (mean, std) if mean is not None and std is not None else image_statistics(path)
+        statistics = (mean, std) if mean is not None and std is not None else image_statistics(path)
         require(
-            known is not None or kind == "hf_config",
+            statistics is not None or kind == "hf_config",
             f"{path} has no preprocessor_config.json with image_mean and image_std, which scale "
             "pixels. Copy the model's file there, or set both (0.5 for each colour, if the model "
             "takes -1 to 1).",
         )
-        scaling = known or ([0.5] * 3, [0.5] * 3)
+        scaling = statistics or ([0.5] * 3, [0.5] * 3)
         for name, values in zip(("pixel_mean", "pixel_std"), scaling, strict=True):
             tensor = torch.tensor(list(values or ())).view(3, 1, 1)
             self.register_buffer(name, tensor, persistent=False)
@@ -203,6 +206,7 @@ def _tokens_per_image(config: Any) -> int:
     vision = config.vision_config
     patches = (int(_of(vision, "image_size")) // int(_of(vision, "patch_size"))) ** 2
     factor = int(getattr(config, "scale_factor", 1) or 1)
+    # The model joins factor x factor patches into one token.
     return patches // factor**2
 
 

@@ -48,6 +48,7 @@ class VLAObservation(gymnasium.Wrapper):
     ) -> None:
         super().__init__(env)
         check_range("length", length, minimum=1)
+        # A list of one key keeps the dimension of the cameras.
         self._depths = [] if depth is None else _as_list(depth)
         self._depths_stacked = not isinstance(depth, str)
         self._cameras, self._stacked = _as_list(rgb), not isinstance(rgb, str)
@@ -72,8 +73,8 @@ class VLAObservation(gymnasium.Wrapper):
             spaces["proprio"] = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         if instruction is not None:
             self._tokenizer = InstructionTokenizer(tokenizer, length)
-            most = self._tokenizer.vocabulary - 1
-            spaces["language"] = gymnasium.spaces.Box(0, most, (length,), np.int64)
+            highest_token = self._tokenizer.vocabulary - 1
+            spaces["language"] = gymnasium.spaces.Box(0, highest_token, (length,), np.int64)
         self.observation_space = gymnasium.spaces.Dict(spaces)
         self._text: str | None = None
         self._tokens = np.zeros(length, np.int64)
@@ -104,9 +105,9 @@ class VLAObservation(gymnasium.Wrapper):
         return renamed
 
     def _depth_space(self) -> gymnasium.spaces.Box:
-        given = [self._space(name) for name in self._depths]
-        shape = given[0].shape[:2]
-        for name, space in zip(self._depths, given, strict=True):
+        spaces = [self._space(name) for name in self._depths]
+        shape = spaces[0].shape[:2]
+        for name, space in zip(self._depths, spaces, strict=True):
             flat = space.shape in (shape, (*shape, 1)) and len(shape) == 2
             require(
                 flat and (np.issubdtype(space.dtype, np.floating) or space.dtype == np.uint16),
@@ -114,13 +115,15 @@ class VLAObservation(gymnasium.Wrapper):
                 "uint16 in millimetres, of one size for all cameras. Name pictures of colours as "
                 "rgb.",
             )
+        # The largest uint16, in millimetres.
         highest = max(
-            65.535 if space.dtype == np.uint16 else float(space.high.max()) for space in given
+            65.535 if space.dtype == np.uint16 else float(space.high.max()) for space in spaces
         )
-        several = (len(given),) if self._depths_stacked else ()
+        several = (len(spaces),) if self._depths_stacked else ()
         return gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
 
     def _read(self, text: str) -> None:
+        # Most episodes have the instruction of the last one.
         if text == self._text:
             return
         self._tokens = self._tokenizer(text)
@@ -136,6 +139,7 @@ class VLAObservation(gymnasium.Wrapper):
             f"No instruction '{name}' in the observation ({_names(observation)}), the info of "
             f"reset ({_names(info)}) or the attributes of {type(self.env.unwrapped).__name__}.",
         )
+        # Gymnasium's wrappers do not forward attributes.
         return str(self.env.get_wrapper_attr(name))
 
     def _space(self, name: str) -> Any:
@@ -163,6 +167,7 @@ def _part(observation: Any, name: str) -> Any:
 
 def _metres(depth: np.ndarray) -> np.ndarray:
     metres = depth.astype(np.float32).reshape(depth.shape[:2])
+    # uint16 has no NaN, and 0 where nothing was measured.
     if depth.dtype == np.uint16:
         return metres / np.float32(1000.0)
     return np.where(np.isfinite(metres) & (metres > 0.0), metres, np.float32(0.0))

@@ -110,8 +110,8 @@ class ACTNetwork(Network):
     def head(
         self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
     ) -> ActionHead:
-        given = exploration.log_std_init
-        log_std = -2.0 if given is None else given
+        log_std_init = exploration.log_std_init
+        log_std = -2.0 if log_std_init is None else log_std_init
         head = GaussianHead(space, exploration.log_prob_level, 1, log_std, 1.0, statistics)
         head.to_mean = nn.Identity()  # type: ignore[assignment]  # the slots are the means
         return head
@@ -124,15 +124,17 @@ class ACTNetwork(Network):
             tokens.append(self.encoder_robot_state_input_proj(inputs[STATE]))
         if ENVIRONMENT in self.inputs:
             tokens.append(self.encoder_env_state_input_proj(inputs[ENVIRONMENT]))
-        whole, places = torch.stack(tokens, 1), self.encoder_1d_feature_pos_embed.weight
+        sequence, places = torch.stack(tokens, 1), self.encoder_1d_feature_pos_embed.weight
         for camera in self.cameras:
             planes = self.backbone(inputs[camera])
+            # The places of pixels are computed, because their number depends on the picture.
             position = _place_encoding(planes.shape[-2:], self.settings.dim_model, planes.device)
-            seen = self.encoder_img_feat_input_proj(planes).flatten(2).transpose(1, 2)
-            whole, places = torch.cat((whole, seen), 1), torch.cat((places, position))
-        memory = self.encoder(whole, places)
+            patches = self.encoder_img_feat_input_proj(planes).flatten(2).transpose(1, 2)
+            sequence, places = torch.cat((sequence, patches), 1), torch.cat((places, position))
+        memory = self.encoder(sequence, places)
         queries = memory.new_zeros(first.shape[0], *self.decoder_pos_embed.weight.shape)
         decoded = self.decoder(queries, self.decoder_pos_embed.weight, memory, places)
+        # One slot of size 1 per number: the slot is the mean.
         return Features(self.action_head(decoded).flatten(1)[..., None], memory.mean(1))
 
     def _add_latent_encoder(self, state: int | None, action_size: int) -> None:
@@ -144,7 +146,9 @@ class ACTNetwork(Network):
         self.vae_encoder_action_input_proj = nn.Linear(action_size, dim)
         self.vae_encoder_latent_output_proj = nn.Linear(dim, 2 * settings.latent_dim)
         places = settings.chunk_size + (1 if state is None else 2)
+        # The numbers come from the directory.
         self.register_buffer("vae_encoder_pos_enc", torch.zeros(1, places, dim))
+        # Acting never calls the encoder of the latent variable: an optimizer must not move it.
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(not name.startswith("vae_encoder"))
 
@@ -153,6 +157,7 @@ class _Stack(nn.Module):
     def __init__(self, settings: ACTSettings, count: int, *, cross: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_Layer(settings, cross=cross) for _ in range(count))
+        # LeRobot's decoder always ends with a norm, its encoder only with pre_norm.
         last = cross or settings.pre_norm
         self.norm = nn.LayerNorm(settings.dim_model) if last else nn.Identity()
 
@@ -194,6 +199,7 @@ class _Layer(nn.Module):
     ) -> Tensor:
         steps: list[Callable[[Tensor], Tensor]] = [lambda x: self._attend(x, places)]
         if self.multihead_attn is not None and memory is not None:
+            # Places are added to queries and keys, not to values.
             keys = memory if memory_places is None else memory + memory_places
             look = self.multihead_attn
             steps.append(lambda x: look(x + places, keys, memory, need_weights=False)[0])
@@ -214,6 +220,7 @@ def _place_encoding(sides: tuple[int, int] | torch.Size, size: int, device: torc
 
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", appendix A.4.
     """
+    # Sine and cosine of a pair share a period.
     entries = torch.arange(size // 2, device=device)
     period = 10_000 ** (2 * (entries // 2) / (size // 2))
     coded = []

@@ -99,6 +99,7 @@ class DiffusionNetwork(Network):
         self.settings, self.cameras = settings, list(directory.cameras)
         self._steps = _denoising_steps(settings)  # not part of a description
         self.obs_steps, self.action_steps = settings.n_obs_steps, settings.n_action_steps
+        # A chunk begins at the last observation, which is at n_obs_steps - 1 of the horizon.
         self.max_actions = settings.horizon - settings.n_obs_steps + 1
         self.numbers = [name for name in (STATE, ENVIRONMENT) if directory.size_of(name)]
         size = sum(directory.size_of(name) or 0 for name in self.numbers)
@@ -123,7 +124,8 @@ class DiffusionNetwork(Network):
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         """Return the condition of the denoiser [B, G] as summary, without slots."""
         steps = self.settings.n_obs_steps
-        inputs = inputs if steps > 1 else {name: one[:, None] for name, one in inputs.items()}
+        # One observation is a history of length 1.
+        inputs = inputs if steps > 1 else {name: x[:, None] for name, x in inputs.items()}
         parts = [inputs[STATE]]
         for number, camera in enumerate(self.cameras):
             pictures = inputs[camera]
@@ -135,21 +137,22 @@ class DiffusionNetwork(Network):
         condition = torch.cat(parts, -1).flatten(1)
         return Features(condition.new_zeros(condition.shape[0], 0, 1), condition)
 
-    def chain(self, condition: Tensor, noise: Tensor, more: Sequence[Tensor] | None) -> Tensor:
+    def chain(self, condition: Tensor, noise: Tensor, extra: Sequence[Tensor] | None) -> Tensor:
         """Return actions [B, H, A], normalised, from noise by all denoising steps.
 
         Args:
             condition: [B, G].
             noise: [B, H, A], standard normal.
-            more: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
+            extra: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
                 mean.
         """
         actions = noise
         for number, step in enumerate(self._steps):
             time = torch.full((noise.shape[0],), step.time, device=noise.device)
             mean = step.mean(self.unet(actions, time, condition), actions)
-            more_noise = () if more is None else more[number : number + 1]
-            actions = mean + step.std * more_noise[0] if more_noise else mean
+            # The last step has no noise to add.
+            step_noise = () if extra is None else extra[number : number + 1]
+            actions = mean + step.std * step_noise[0] if step_noise else mean
         return actions
 
     @property
@@ -183,6 +186,7 @@ class DiffusionHead(ActionHead):
         settings = network.settings
         self.first, self.horizon = settings.n_obs_steps - 1, settings.horizon
         self.noise_size = self.horizon * self.action_size
+        # The initial noise, then that of each noisy step.
         self.all_noise = self.noise_size * (1 + network.noisy_steps)
         fixed = torch.randn(self.all_noise, generator=torch.Generator().manual_seed(0))
         self.register_buffer("fixed_noise", fixed, persistent=False)
@@ -197,16 +201,18 @@ class DiffusionHead(ActionHead):
 
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
         rows = features.summary.shape[0]
-        drawn = self.fixed_noise.expand(rows, -1) if noise is None else noise
-        unused = drawn.new_zeros(rows, self.num_parts)
-        return {"action": self.act(features, drawn), "sample_log_prob": unused}
+        chain_noise = self.fixed_noise.expand(rows, -1) if noise is None else noise
+        # The rollout has the field, but no update reads it: see log_prob_and_entropy.
+        unused = chain_noise.new_zeros(rows, self.num_parts)
+        return {"action": self.act(features, chain_noise), "sample_log_prob": unused}
 
     def act(self, features: Features, noise: Tensor) -> Tensor:
         """Return actions [B, K, A] from the initial noise [B, S], or from all noise [B, Z]."""
-        rest = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
-        whole = torch.cat((noise, rest), 1).unflatten(1, (-1, self.horizon, self.action_size))
-        start, *more = whole.unbind(1)
-        actions = self._network[0].chain(features.summary, start, more)
+        # With the initial noise alone, the steps take the fixed noise.
+        tail = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
+        chain = torch.cat((noise, tail), 1).unflatten(1, (-1, self.horizon, self.action_size))
+        start, *step_noises = chain.unbind(1)
+        actions = self._network[0].chain(features.summary, start, step_noises)
         return self.to_action(actions[:, self.first :][:, : self.chunk_size].flatten(1))
 
     def log_prob_and_entropy(
@@ -247,6 +253,7 @@ class _DenoisingStep(NamedTuple):
 
     def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
         clean, noise = prediction, prediction
+        # noisy = signal * clean + spread * noise, solved for the number that was not predicted.
         if self.predicts_noise:
             clean = (noisy - self.spread * noise) / self.signal
         else:
@@ -257,21 +264,23 @@ class _DenoisingStep(NamedTuple):
 
 def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
     """Return the steps from noise to actions (Ho et al. 2020; DDIM: Song et al. 2021)."""
-    signals, one = _signal_shares(settings), torch.ones(())
+    signals, clean_share = _signal_shares(settings), torch.ones(())
+    # Fewer steps than in training skip times evenly.
     every = settings.num_train_timesteps // settings.steps
     limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
     implicit = settings.noise_scheduler_type == "DDIM"
     predicts_noise = settings.prediction_type == "epsilon"
     steps = []
     for time in range((settings.steps - 1) * every, -1, -every):
-        now, before = signals[time], signals[time - every] if time >= every else one
-        beta = 1.0 - now / before
+        now, previous = signals[time], signals[time - every] if time >= every else clean_share
+        beta = 1.0 - now / previous
         if implicit:
-            clean, other, variance = before.sqrt(), (1.0 - before).sqrt(), 0.0 * one
+            clean, other, variance = previous.sqrt(), (1.0 - previous).sqrt(), 0.0 * clean_share
         else:
-            clean = before.sqrt() * beta / (1.0 - now)
-            other = (now / before).sqrt() * (1.0 - before) / (1.0 - now)
-            variance = ((1.0 - before) / (1.0 - now) * beta).clamp(min=1e-20)
+            clean = previous.sqrt() * beta / (1.0 - now)
+            other = (now / previous).sqrt() * (1.0 - previous) / (1.0 - now)
+            # diffusers has this bound, because it takes the logarithm of the variance.
+            variance = ((1.0 - previous) / (1.0 - now) * beta).clamp(min=1e-20)
         signal, spread = float(now.sqrt()), float((1.0 - now).sqrt())
         factors = (signal, spread, float(clean), float(other), float(variance.sqrt()))
         steps.append(_DenoisingStep(time, *factors, limit, predicts_noise, implicit))
@@ -304,6 +313,7 @@ class _PointEncoder(nn.Module):
         super().__init__()
         self.resize, self.crop = settings.resize_shape, settings.crop
         norm = _group_norm if settings.use_group_norm else nn.BatchNorm2d
+        # As a sequence, because LeRobot's names number the layers.
         layers = ResNet(blocks_of(settings.vision_backbone, directory), norm).children()
         self.backbone = nn.Sequential(*layers)
         height, width = self.crop or self.resize or shape[1:]
@@ -316,9 +326,10 @@ class _PointEncoder(nn.Module):
             pictures = F.interpolate(pictures, self.resize, mode="bilinear", antialias=True)
         if self.crop is not None:
             height, width = self.crop
+            # torchvision rounds the centre in this way.
             top = round((pictures.shape[-2] - height) / 2.0)
-            left = round((pictures.shape[-1] - width) / 2.0)
-            pictures = pictures[..., top : top + height, left : left + width]
+            left_edge = round((pictures.shape[-1] - width) / 2.0)
+            pictures = pictures[..., top : top + height, left_edge : left_edge + width]
         points: Tensor = self.pool(self.backbone(pictures))
         return self.out(points).relu()  # type: ignore[no-any-return]  # nn.Module
 
@@ -331,6 +342,7 @@ class _Points(nn.Module):
     def __init__(self, height: int, width: int, settings: DiffusionSettings) -> None:
         super().__init__()
         self.nets = nn.Conv2d(512, settings.spatial_softmax_num_keypoints, 1)
+        # The places come from the directory.
         self.register_buffer("pos_grid", torch.zeros(height * width, 2))
 
     def forward(self, planes: Tensor) -> Tensor:
@@ -355,24 +367,25 @@ class _UNet(nn.Module):
             nn.Linear(4 * step_size, step_size),
         )
 
-        def block(before: int, after: int) -> nn.Module:
-            return _Residual(before, after, step_size + condition_size, settings)
+        def block(inputs: int, width: int) -> nn.Module:
+            return _Residual(inputs, width, step_size + condition_size, settings)
 
         self.down_modules = nn.ModuleList()
-        for before, after in zip((action_size, *dims[:-1]), dims, strict=True):
+        for inputs, width in zip((action_size, *dims[:-1]), dims, strict=True):
             last = len(self.down_modules) == len(dims) - 1
-            halve = nn.Identity() if last else nn.Conv1d(after, after, 3, 2, 1)
+            halve = nn.Identity() if last else nn.Conv1d(width, width, 3, 2, 1)
             self.down_modules.append(
-                nn.ModuleList([block(before, after), block(after, after), halve])
+                nn.ModuleList([block(inputs, width), block(width, width), halve])
             )
         self.mid_modules = nn.ModuleList([block(dims[-1], dims[-1]) for _ in range(2)])
         self.up_modules = nn.ModuleList()
-        for before, after in zip(dims[:0:-1], dims[-2::-1], strict=True):
-            double = nn.ConvTranspose1d(after, after, 4, 2, 1)
+        for inputs, width in zip(dims[:0:-1], dims[-2::-1], strict=True):
+            double = nn.ConvTranspose1d(width, width, 4, 2, 1)
             self.up_modules.append(
-                nn.ModuleList([block(2 * before, after), block(after, after), double])
+                nn.ModuleList([block(2 * inputs, width), block(width, width), double])
             )
         self.final_conv = nn.Sequential(
+            # LeRobot has 8 groups here, whatever n_groups is.
             _Convolution(dims[0], dims[0], settings.kernel_size, 8),
             nn.Conv1d(dims[0], action_size, 1),
         )
@@ -383,6 +396,7 @@ class _UNet(nn.Module):
         for module in self.down_modules:
             first, second, halve = cast(nn.ModuleList, module)
             planes = second(first(planes, features), features)
+            # The way up reads these in reverse order.
             skipped.append(planes)
             planes = halve(planes)
         for block in self.mid_modules:
@@ -409,10 +423,10 @@ class _TimeEncoding(nn.Module):
 
 
 class _Convolution(nn.Module):
-    def __init__(self, before: int, after: int, kernel: int, groups: int) -> None:
+    def __init__(self, inputs: int, width: int, kernel: int, groups: int) -> None:
         super().__init__()
-        convolution = nn.Conv1d(before, after, kernel, padding=kernel // 2)
-        self.block = nn.Sequential(convolution, nn.GroupNorm(groups, after), nn.Mish())
+        convolution = nn.Conv1d(inputs, width, kernel, padding=kernel // 2)
+        self.block = nn.Sequential(convolution, nn.GroupNorm(groups, width), nn.Mish())
 
     def forward(self, planes: Tensor) -> Tensor:
         return self.block(planes)  # type: ignore[no-any-return]  # nn.Module
@@ -421,16 +435,16 @@ class _Convolution(nn.Module):
 class _Residual(nn.Module):
     """Two convolutions with a shortcut; features scale and shift the channels between them."""
 
-    def __init__(self, before: int, after: int, features: int, settings: DiffusionSettings) -> None:
+    def __init__(self, inputs: int, width: int, features: int, settings: DiffusionSettings) -> None:
         super().__init__()
         kernel, groups = settings.kernel_size, settings.n_groups
         self.scales = settings.use_film_scale_modulation
-        self.conv1 = _Convolution(before, after, kernel, groups)
-        self.conv2 = _Convolution(after, after, kernel, groups)
-        outputs = 2 * after if self.scales else after
+        self.conv1 = _Convolution(inputs, width, kernel, groups)
+        self.conv2 = _Convolution(width, width, kernel, groups)
+        outputs = 2 * width if self.scales else width
         self.cond_encoder = nn.Sequential(nn.Mish(), nn.Linear(features, outputs))
-        same = before == after
-        self.residual_conv = nn.Identity() if same else nn.Conv1d(before, after, 1)
+        unchanged = inputs == width
+        self.residual_conv = nn.Identity() if unchanged else nn.Conv1d(inputs, width, 1)
 
     def forward(self, planes: Tensor, features: Tensor) -> Tensor:
         hidden, film = self.conv1(planes), self.cond_encoder(features)[..., None]
@@ -448,7 +462,7 @@ def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
         STATE in directory.inputs and len(directory.inputs) > 1,
         f"{file}: a diffusion policy reads {STATE}, and a picture or {ENVIRONMENT}.",
     )
-    shapes = {one.shape for one in directory.cameras.values()}
+    shapes = {camera.shape for camera in directory.cameras.values()}
     require(len(shapes) <= 1, f"{file}: pictures have the shapes {sorted(shapes)}, not one.")
     check_range(
         f"{file}: num_inference_steps",

@@ -64,7 +64,7 @@ class PolicyDirectory:
     @property
     def cameras(self) -> dict[str, Feature]:
         """The pictures among the inputs."""
-        return {name: one for name, one in self.inputs.items() if one.kind == "VISUAL"}
+        return {name: feature for name, feature in self.inputs.items() if feature.kind == "VISUAL"}
 
     def size_of(self, name: str) -> int | None:
         """Return the number of entries of an input of numbers; None without that input."""
@@ -122,24 +122,26 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
         ConfigurationError: for an unknown field, another type, or an unsupported value.
     """
     kinds = get_type_hints(cls)
-    known = {field.name for field in fields(cls)}
+    field_names = {field.name for field in fields(cls)}
     ignored = (*UNUSED, *cls.of_training)
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in directory.config.items():
+        # Settings of LeRobot's training do not change outputs.
         if name in ignored or name.startswith(("optimizer_", "scheduler_")):
             continue
         require(
-            name in known,
+            name in field_names,
             f"{directory.path / 'config.json'} has '{name}', which is not a field of LeRobot "
-            f"{VERSION}'s {directory.kind}{closest(name, known)}. The policy is not loaded, "
+            f"{VERSION}'s {directory.kind}{closest(name, field_names)}. The policy is not loaded, "
             "because the effect of the field is unknown.",
         )
-        given[name] = tuple(value) if isinstance(value, list) else value
+        # JSON has lists where the dataclass has tuples.
+        values[name] = tuple(value) if isinstance(value, list) else value
         require(
-            _is_a(given[name], kinds[name]),
+            _is_a(values[name], kinds[name]),
             f"{directory.path / 'config.json'}: {name} is {value!r}, not {kinds[name]}.",
         )
-    settings = cls(**given)
+    settings = cls(**values)
     refuse_unsupported(directory, {"use_peft": (settings.use_peft, False)})
     return settings
 
@@ -165,15 +167,15 @@ def load_parts(parts: Mapping[str, nn.Module], directory: PolicyDirectory) -> No
         ConfigurationError: for a missing, an additional or a damaged weight.
     """
     weights = weights_at(str(directory.path), "path")
-    own = named_weights(parts)
+    state = named_weights(parts)
     # A file holds shared tensors once.
-    shared = {value.data_ptr(): weights[name] for name, value in own.items() if name in weights}
-    for name, value in own.items():
+    shared = {value.data_ptr(): weights[name] for name, value in state.items() if name in weights}
+    for name, value in state.items():
         if name not in weights and value.numel() and value.data_ptr() in shared:
             weights[name] = shared[value.data_ptr()]
     with torch.no_grad():
-        for name, value in fitting(own, weights, str(directory.path)).items():
-            own[name].copy_(value)
+        for name, value in fitting(state, weights, str(directory.path)).items():
+            state[name].copy_(value)
 
 
 def named_weights(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -187,6 +189,7 @@ def named_weights(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write named tensors as a safetensors file, each with its own memory."""
+    # safetensors refuses tensors that share memory.
     content = extra("safetensors.torch").save(
         {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     )
@@ -199,28 +202,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _features(config: Mapping[str, Any], name: str, file: Path) -> dict[str, Feature]:
-    found = config.get(name)
-    fits = isinstance(found, dict) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("type"), str)
-        and isinstance(one.get("shape"), list)
-        and all(type(size) is int and size > 0 for size in one["shape"])
-        for one in found.values()
+    features = config.get(name)
+    # `type(size) is int`, because True is an instance of int.
+    fits = isinstance(features, dict) and all(
+        isinstance(f, dict)
+        and isinstance(f.get("type"), str)
+        and isinstance(f.get("shape"), list)
+        and all(type(size) is int and size > 0 for size in f["shape"])
+        for f in features.values()
     )
-    require(fits, f"{file}: {name} must give type and shape of each feature, got {found!r}.")
-    assert isinstance(found, dict)
-    return {key: Feature(one["type"], tuple(one["shape"])) for key, one in found.items()}
+    require(fits, f"{file}: {name} must give type and shape of each feature, got {features!r}.")
+    assert isinstance(features, dict)
+    return {key: Feature(f["type"], tuple(f["shape"])) for key, f in features.items()}
 
 
 def _is_a(value: Any, kind: Any) -> bool:
     if isinstance(kind, types.UnionType):
-        return any(_is_a(value, one) for one in get_args(kind))
+        return any(_is_a(value, member) for member in get_args(kind))
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) is tuple:
-        first, *others = get_args(kind)
-        sizes = ... in others or (isinstance(value, tuple) and len(value) == len(others) + 1)
-        return isinstance(value, tuple) and sizes and all(_is_a(one, first) for one in value)
+        first, *tail = get_args(kind)
+        # tuple[int, ...] has any length.
+        sizes = ... in tail or (isinstance(value, tuple) and len(value) == len(tail) + 1)
+        return isinstance(value, tuple) and sizes and all(_is_a(entry, first) for entry in value)
     if kind is Any:
         return True
     if kind is float:

@@ -75,6 +75,7 @@ class Inputs(nn.Module):
                 f"keys names '{name}', but the policy in {directory.path} reads "
                 f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
             )
+        # The directory has the names after renaming, and the env those before.
         raw = {new: old for old, new in processors.rename.items()}
         left_out = [name for name, key in keys.items() if key is None]
         cameras = [name for name in directory.cameras if name not in left_out]
@@ -84,10 +85,10 @@ class Inputs(nn.Module):
             f"keys leaves out {', '.join(left_out)}, which {directory.kind} needs.",
         )
         self.sources: dict[str, Source] = {}
-        for name in [*(one for one in directory.inputs if one in USUAL), *cameras]:
-            given = keys.get(name)
-            seen = cameras if name in cameras else []
-            source = Source(given) if given else _found(raw.get(name, name), name, space, seen)
+        for name in [*(k for k in directory.inputs if k in USUAL), *cameras]:
+            env_key = keys.get(name)
+            views = cameras if name in cameras else []
+            source = Source(env_key) if env_key else _find(raw.get(name, name), name, space, views)
             require(
                 source is not None and source.key in space.spaces,
                 f"The policy in {directory.path} reads {name}, but the observation has "
@@ -109,18 +110,19 @@ class Inputs(nn.Module):
         return (*dict.fromkeys(source.key for source in self.sources.values()), *words)
 
     def forward(self, observation: TensorDict) -> dict[str, Tensor]:
-        found = {}
+        inputs = {}
         for name, source in self.sources.items():
             value: Tensor = observation[source.key]
+            # Several pictures may stand under one key.
             value = value if source.camera is None else value[:, source.camera]
             if value.dtype == torch.uint8:
                 value = planes_of(value)
-            found[name] = self.processors.prepare(name, value.float())
+            inputs[name] = self.processors.prepare(name, value.float())
         if self.padding is not None:
             tokens = observation[LANGUAGE]
-            found["observation.language.tokens"] = tokens
-            found["observation.language.attention_mask"] = tokens != self.padding
-        return found
+            inputs["observation.language.tokens"] = tokens
+            inputs["observation.language.attention_mask"] = tokens != self.padding
+        return inputs
 
 
 def planes_of(pictures: Tensor) -> Tensor:
@@ -160,17 +162,19 @@ def names_of_inputs(
 
 
 def _usual(raw: str, name: str) -> tuple[str, ...]:
+    # The last part of a name, such as `top` of observation.images.top.
     short = raw.removeprefix("observation.").removeprefix("images.")
     return raw, name, short, *USUAL.get(name, ())
 
 
-def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
+def _find(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
     for key in _usual(raw, name):
         if key in space.spaces:
             return Source(key)
     pictures = space.spaces.get("rgb")
     if not cameras or pictures is None or pictures.shape is None:
         return None
+    # `rgb` of VLAObservation stacks the cameras; they count in the directory's order.
     if len(pictures.shape) == 4 and pictures.shape[0] == len(cameras):
         return Source("rgb", cameras.index(name))
     return Source("rgb") if len(cameras) == 1 else None
@@ -180,16 +184,18 @@ def _check_space(
     name: str,
     space: gymnasium.Space[Any],
     source: Source,
-    wanted: tuple[int, ...],
+    expected: tuple[int, ...],
     network: Network,
 ) -> None:
     steps = network.obs_steps
+    # FrameStackObservation puts the steps first.
     lead = (steps,) if steps > 1 else ()
     shape = tuple(space.shape or ())[0 if source.camera is None else 1 :]
-    fits = shape[: len(lead)] == lead and math.prod(shape) == math.prod((*lead, *wanted))
-    if len(wanted) == 3:
-        wanted = (*wanted[1:], wanted[0])
-        sized = shape[len(lead) :] == wanted or (network.any_size and shape[-1] == wanted[-1])
+    fits = shape[: len(lead)] == lead and math.prod(shape) == math.prod((*lead, *expected))
+    if len(expected) == 3:
+        # LeRobot's pictures are [C, H, W], and those of an env [H, W, C].
+        expected = (*expected[1:], expected[0])
+        sized = shape[len(lead) :] == expected or (network.any_size and shape[-1] == expected[-1])
         fits = shape[: len(lead)] == lead and len(shape) == len(lead) + 3 and sized
         fits = fits and space.dtype == np.uint8
     cure = (
@@ -197,9 +203,9 @@ def _check_space(
         f"gymnasium.wrappers.FrameStackObservation, init_args: {{stack_size: {steps}, "
         "padding_type: reset}}."
     )
-    kind = "is a picture of uint8, of" if len(wanted) == 3 else "has"
+    kind = "is a picture of uint8, of" if len(expected) == 3 else "has"
     require(
         fits,
-        f"{name} {kind} the shape {[*lead, *wanted]}, but '{source.key}' of the observation is "
+        f"{name} {kind} the shape {[*lead, *expected]}, but '{source.key}' of the observation is "
         f"{space}.{cure if steps > 1 else ''}",
     )

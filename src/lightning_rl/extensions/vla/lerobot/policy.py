@@ -87,6 +87,7 @@ class LeRobotBackbone(Backbone):
     def of_inputs(self, inputs: Mapping[str, Tensor]) -> Features:
         """Return the features of prepared inputs [B, ...] by LeRobot's names."""
         features: Features = self.network(inputs)
+        # The policy's chunk may be shorter than the network's.
         return features._replace(slots=features.slots[:, : self.num_slots])
 
 
@@ -157,7 +158,7 @@ class LeRobotPolicy(ChunkPolicy):
             places = [expanded(place) for place in (language_model, path) if place is not None]
             places += [*(place.parent for place in places), Path()]
             network, padding = _network(directory, processors, places)
-            load_parts(network.parts(), directory)
+            load_parts(network.parts(), directory)  # before LoRA renames layers
             if isinstance(network, SmolVLANetwork) and lora is not None:
                 network.add_lora(lora)
             if observation_space is None:
@@ -197,6 +198,7 @@ class LeRobotPolicy(ChunkPolicy):
         processors, place = self._processors, f"{prefix}backbone.inputs.processors.action"
         if processors.action is None or f"{place}.first" not in state:
             return None, None
+        # A checkpoint without the head's scale has the statistics of the normaliser.
         saved = {name: state[f"{place}.{name}"] for name in ("first", "second")}
         processors.action.load_state_dict(saved)
         return processors.action_bounds(), "its normalisation of actions"
@@ -227,6 +229,7 @@ class LeRobotPolicy(ChunkPolicy):
             require(words.task_key in renamed, f"The batch has no instructions: {words.task_key}.")
             task = renamed[words.task_key]
             texts = list(task) if isinstance(task, Iterable) else [task]
+            # One text holds for the whole batch.
             texts = [task] * min(rows.values()) if isinstance(task, str) else texts
             require(
                 all(isinstance(text, str) for text in texts),
@@ -253,6 +256,7 @@ class LeRobotPolicy(ChunkPolicy):
             ) from error
         is_picture = feature.kind == "VISUAL"
         numbers = tensor.float()
+        # As in LeRobot's datasets: uint8 with the colours last, floats with the colours first.
         if is_picture and tensor.dtype == torch.uint8 and tensor.dim() >= 3:
             numbers = planes_of(tensor)
         steps = (network.obs_steps,) if network.obs_steps > 1 else ()
@@ -303,7 +307,9 @@ class LeRobotPolicy(ChunkPolicy):
         """
         to = expanded(path)
         require(not to.exists(), f"{path} exists; give the path of a new directory.")
+        # A copy, because this policy keeps its adapters.
         merged = copy.deepcopy(self._backbone.network)
+        # The head owns the expert of a SmolVLA: it is no child of the network.
         for module in [merged, *getattr(merged, "_expert", ())]:
             _merge_adapters(module)
         to.mkdir(parents=True)
@@ -313,14 +319,14 @@ class LeRobotPolicy(ChunkPolicy):
 
     def read_saved(self, path: str) -> "LeRobotPolicy":
         """Return the policy of a directory from `save_directory`."""
-        given = config_of(self)["init_args"]
-        there = given.get("language_model") or given["path"]
+        init_args = config_of(self)["init_args"]
+        model_path = init_args.get("language_model") or init_args["path"]
         return LeRobotPolicy(
             self.observation_space,
             self.action_space,
             path,
-            keys=given.get("keys"),
-            language_model=there if self.directory.kind == "smolvla" else None,
+            keys=init_args.get("keys"),
+            language_model=model_path if self.directory.kind == "smolvla" else None,
             ignore_keys=self.ignore_keys,
         )
 
@@ -344,12 +350,12 @@ def _network(
 
 
 def _check_kind(directory: PolicyDirectory, settings: Mapping[str, Any]) -> None:
-    own = OF_KIND[directory.kind]
+    allowed = OF_KIND[directory.kind]
     for name in (name for names in OF_KIND.values() for name in names):
         require(
-            settings[name] is None or name in own,
+            settings[name] is None or name in allowed,
             f"{directory.path} is a {directory.kind}, which has no setting {name}; it has "
-            f"{', '.join(own) or 'no own settings'}.",
+            f"{', '.join(allowed) or 'no allowed settings'}.",
         )
 
 

@@ -116,13 +116,13 @@ class Tokenization:
 
     def text(self, instruction: str) -> str:
         """Return an instruction as the tokenizer gets it."""
-        ended = instruction.endswith("\n") or not self.new_line
-        return instruction if ended else f"{instruction}\n"
+        complete = instruction.endswith("\n") or not self.new_line
+        return instruction if complete else f"{instruction}\n"
 
     def tokens(self, tokenizer: Any, instructions: Sequence[str]) -> Any:
         """Return `input_ids` and `attention_mask`, int64 [B, S], of B instructions."""
         return tokenizer(
-            [self.text(one) for one in instructions],
+            [self.text(instruction) for instruction in instructions],
             max_length=self.max_length,
             truncation=self.truncation,
             padding=self.padding,
@@ -161,18 +161,19 @@ class Processors(nn.Module):
     ) -> None:
         super().__init__()
         self.source = dataset_stats or str(directory.path)
+        # Weights that follow hold the statistics: the file may be gone by then.
         unread = dataset_stats is not None and do_weights_follow()
         self.path, self.action_size = directory.path, directory.action_size
-        before = list(_steps(directory.path, "policy_preprocessor.json", BEFORE))
-        after = list(_steps(directory.path, "policy_postprocessor.json", AFTER))
-        given = None
+        input_steps = list(_steps(directory.path, "policy_preprocessor.json", BEFORE))
+        output_steps = list(_steps(directory.path, "policy_postprocessor.json", AFTER))
+        dataset_statistics = None
         if dataset_stats is not None and not unread:
-            given = read_statistics(dataset_stats)
+            dataset_statistics = read_statistics(dataset_stats)
 
         def normalizers(
             features: Mapping[str, Feature], config: Mapping[str, Any], state: Mapping[str, Tensor]
         ) -> dict[str, Normalizer]:
-            statistics = grouped(state) if given is None else given
+            statistics = grouped(state) if dataset_statistics is None else dataset_statistics
             read = None if unread else statistics
             return _normalizers(features, config, read, key, self.source, orders)
 
@@ -180,23 +181,25 @@ class Processors(nn.Module):
         self.tokenization: Tokenization | None = None
         self.normalizers, self.action = nn.ModuleDict(), None
         new_line = False
-        for name, config, state in before:
+        for name, config, state in input_steps:
             if name == "rename_observations_processor":
                 self.rename = dict(config.get("rename_map", {}))
                 require(
                     not self.rename or not self.normalizers,
                     f"{self.path}: renaming inputs after normalising them is not supported.",
                 )
+            # The step that adds a new line comes before the tokenizer's.
             new_line = new_line or name == "smolvla_new_line_processor"
             if name == "tokenizer_processor":
                 self.tokenization = replace(_tokenization(config, self.path), new_line=new_line)
             if name == "normalizer_processor":
-                inputs = {k: one for k, one in directory.inputs.items() if k != ACTION}
-                only = config.get("normalize_observation_keys")
-                kept = {k: one for k, one in inputs.items() if only is None or k in only}
-                made = normalizers(kept, config, state)
-                self.normalizers.update({k.replace(".", "/"): one for k, one in made.items()})
-        for name, config, state in after:
+                inputs = {k: f for k, f in directory.inputs.items() if k != ACTION}
+                names = config.get("normalize_observation_keys")
+                selected = {k: f for k, f in inputs.items() if names is None or k in names}
+                modules = normalizers(selected, config, state)
+                # The name of a module cannot have a dot.
+                self.normalizers.update({k.replace(".", "/"): m for k, m in modules.items()})
+        for name, config, state in output_steps:
             if name == "unnormalizer_processor":
                 action = {ACTION: Feature("ACTION", (directory.action_size,))}
                 self.action = normalizers(action, config, state).get(ACTION)
@@ -208,18 +211,19 @@ class Processors(nn.Module):
 
     def action_bounds(self) -> tuple[Tensor, Tensor]:
         """Return the actions [A] for the network's outputs -1 and 1."""
-        one = torch.ones(self.action_size)
+        unit = torch.ones(self.action_size)
+        # Without normalisation the outputs are actions.
         if self.action is None:
-            return -one, one
-        return with_width(self.action.inverse(-one), self.action.inverse(one), self.source)
+            return -unit, unit
+        return with_width(self.action.inverse(-unit), self.action.inverse(unit), self.source)
 
 
 def load_tokenizer(name: str, places: Sequence[Path]) -> Any:
     """Load a tokenizer of transformers from a local directory, see `find_local`."""
     transformers = extra("transformers")
-    found = find_local(name, places, "tokenizer.json", "language_model")
+    path = find_local(name, places, "tokenizer.json", "language_model")
     return transformers.AutoTokenizer.from_pretrained(
-        found, local_files_only=True, trust_remote_code=False
+        path, local_files_only=True, trust_remote_code=False
     )
 
 
@@ -230,8 +234,8 @@ def find_local(name: str, places: Sequence[Path], file: str, setting: str) -> st
         ConfigurationError: if no directory has the file; the message names `setting`.
     """
     # A place must have the name itself: a policy's config.json belongs to another model.
-    known = [one for one in places if one.resolve().name == Path(name).name]
-    for place in [*known, *(one / name for one in places)]:
+    matches = [p for p in places if p.resolve().name == Path(name).name]
+    for place in [*matches, *(p / name for p in places)]:
         if (place / file).is_file():
             return str(place)
     raise ConfigurationError(
@@ -249,6 +253,7 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
             normalizes = kind in ("normalizer_processor", "unnormalizer_processor")
             if "state_file" not in step and not normalizes:
                 continue
+            # The last part of the name: the file must lie in the new directory.
             file = Path(step.get("state_file", f"{name}_step_{number}_{kind}.safetensors")).name
             state: dict[str, Tensor] = {}
             if "state_file" in step:
@@ -260,26 +265,26 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
 
 def _with_present(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace the statistics of a step by the statistics of the normalisers."""
-    present = {name.replace("/", "."): one for name, one in processors.normalizers.items()}
+    present = {name.replace("/", "."): norm for name, norm in processors.normalizers.items()}
     if processors.action is not None:
         present[ACTION] = processors.action
-    written = dict(state)
-    for name, one in present.items():
-        assert isinstance(one, Normalizer)
+    tensors = dict(state)
+    for name, norm in present.items():
+        assert isinstance(norm, Normalizer)
         pair = {
             f"{name}.{kind}": value
-            for kind, value in zip(MODES[one.mode], (one.first, one.second), strict=True)
+            for kind, value in zip(MODES[norm.mode], (norm.first, norm.second), strict=True)
         }
         shaped = {k: v.reshape(state[k].shape) if k in state else v for k, v in pair.items()}
         if not all(k in state and state[k].float().equal(v.cpu()) for k, v in shaped.items()):
             # The feature's other statistics belong to other data.
-            written = {k: v for k, v in written.items() if k.rpartition(".")[0] != name}
-        written |= shaped
-    return written
+            tensors = {k: v for k, v in tensors.items() if k.rpartition(".")[0] != name}
+        tensors |= shaped
+    return tensors
 
 
 def _steps(
-    path: Path, file: str, known: Sequence[str]
+    path: Path, file: str, supported: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Tensor]]]:
     place = path / file
     require(
@@ -289,19 +294,20 @@ def _steps(
     )
     steps = read_json(place).get("steps")
     require(
-        isinstance(steps, list) and all(isinstance(one, dict) for one in steps),
+        isinstance(steps, list) and all(isinstance(s, dict) for s in steps),
         f"{place} has no list of steps.",
     )
     assert isinstance(steps, list)
     for step in steps:
         name, config = step.get("registry_name"), step.get("config", {})
+        # A step that is disabled changes nothing.
         if name in RELATIVE and config.get("enabled") is False:
             continue
         require(
-            name in known,
+            name in supported,
             f"{place} has the step "
             f"'{name or step.get('class')}'{' with enabled: true' if name in RELATIVE else ''}, "
-            f"which is not supported. Supported are: {', '.join(known)}.",
+            f"which is not supported. Supported are: {', '.join(supported)}.",
         )
         require(
             config.get("float_dtype") in (None, "float32"),
@@ -337,7 +343,7 @@ def _normalizers(
     orders: Mapping[str, Sequence[str]],
 ) -> dict[str, Normalizer]:
     """Return normalisers by feature; None for statistics stands for NaN."""
-    made = {}
+    normalizers = {}
     for name, feature in features.items():
         mode = config.get("norm_map", {}).get(feature.kind, "IDENTITY")
         if mode == "IDENTITY":
@@ -347,12 +353,13 @@ def _normalizers(
             f"{source}: normalisation {mode} of {name} is not one of IDENTITY, {', '.join(MODES)}.",
         )
         shape = (feature.shape[0], 1, 1) if feature.kind == "VISUAL" else feature.shape
+        # NaN, so that weights which do not follow would show.
         pair = [torch.full(shape, torch.nan) for _ in MODES[mode]]
         if statistics is not None:
             values = choose(statistics, name, key, source, CURE, orders.get(name, ()))
             pair = [_statistic(values, name, kind, shape, source) for kind in MODES[mode]]
-        made[name] = Normalizer(mode, pair[0], pair[1], float(config.get("eps", 1e-8)))
-    return made
+        normalizers[name] = Normalizer(mode, pair[0], pair[1], float(config.get("eps", 1e-8)))
+    return normalizers
 
 
 def _statistic(
@@ -361,6 +368,7 @@ def _statistic(
     require(kind in values, f"{source}: the statistics have no {name}.{kind}.")
     value = numbers(values[kind], f"{source}: {name}.{kind}")
     require(
+        # Statistics of pictures may be stored as [C].
         list(value.shape) in ([shape[0]], list(shape)),
         f"{source}: {name}.{kind} must have the shape {list(shape)}, got {list(value.shape)}.",
     )

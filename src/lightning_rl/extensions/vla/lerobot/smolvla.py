@@ -136,6 +136,7 @@ class SmolVLANetwork(Network):
     @property
     def unused_layers(self) -> range:
         """The layers of the language model whose outputs no action depends on."""
+        # The expert reads keys and values of a layer, not its output: the last one's is unused.
         last = (len(cast(Any, self.expert.lm_expert).layers) - 1) * self.expert.every
         return range(last, int(self.text.num_hidden_layers))
 
@@ -164,8 +165,9 @@ class SmolVLANetwork(Network):
         if not self.settings.train_expert_only:
             text = cast(Any, self.vlm).model.text_model
             used = list(range(self.unused_layers.start))
-            only = {"layers_to_transform": used, "layers_pattern": "layers"}
-            cast(Any, self.vlm).model.text_model = add_fresh_adapter(text, settings | only)
+            # Layers on which no action depends get no adapter.
+            layers = {"layers_to_transform": used, "layers_pattern": "layers"}
+            cast(Any, self.vlm).model.text_model = add_fresh_adapter(text, settings | layers)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`; no slots."""
@@ -173,8 +175,9 @@ class SmolVLANetwork(Network):
         later = torch.arange(mask.shape[1], device=mask.device) >= state_at
         # Pictures and words do not attend to the state. Padding attends to itself, so that each row
         # has a key.
-        seen = (later[:, None] | ~later[None]) & mask[:, None] & mask[:, :, None]
-        seen = seen | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        visible = (later[:, None] | ~later[None]) & mask[:, None] & mask[:, :, None]
+        visible = visible | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        # Positions skip padding.
         positions = mask.cumsum(1) - 1
         keys, values = [], []
         model = cast(Any, self.vlm).model.text_model
@@ -182,9 +185,10 @@ class SmolVLANetwork(Network):
             normed = layer.input_layernorm(hidden)
             query, key, value = _projected(layer.self_attn, normed, normed, self.text.head_dim)
             query, key = _rotated(query, positions), _rotated(key, positions)
+            # Keys are stored with their rotation, as the expert reads them.
             keys.append(key)
             values.append(value)
-            hidden = hidden + layer.self_attn.o_proj(_attended(query, key, value, seen))
+            hidden = hidden + layer.self_attn.o_proj(_attended(query, key, value, visible))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         summary = model.norm(hidden[:, state_at])
         empty = summary.new_zeros(len(summary), 0, summary.shape[1])
@@ -193,18 +197,20 @@ class SmolVLANetwork(Network):
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
         """Return the input vectors [B, P, D], their mask [B, P], and the index of the state."""
         tokens, state = inputs[TOKENS], inputs[STATE]
+        # LeRobot scales embeddings by the root of their size.
         root = math.sqrt(self.text.hidden_size)
-        before, after = (self._words(token, len(tokens)) for token in self.around)
+        start_tokens, end_tokens = (self._words(token, len(tokens)) for token in self.around)
         parts = []
         for camera in self.cameras:
             if camera in inputs:
-                parts += [before, self._seen(inputs[camera]) * root, after]
+                parts += [start_tokens, self._embed_pictures(inputs[camera]) * root, end_tokens]
         pictures = torch.cat(parts, 1)
         words = self._words(tokens, len(tokens)) * root
+        # The pretrained layer reads a fixed number of entries.
         padded = F.pad(state, (0, self.settings.max_state_dim - state.shape[1]))
         robot = self.state_proj(padded)[:, None]
-        ones = torch.ones(pictures.shape[:2], dtype=torch.bool, device=tokens.device)
-        mask = torch.cat((ones, inputs[MASK].bool(), ones[:, :1]), 1)
+        picture_mask = torch.ones(pictures.shape[:2], dtype=torch.bool, device=tokens.device)
+        mask = torch.cat((picture_mask, inputs[MASK].bool(), picture_mask[:, :1]), 1)
         hidden = torch.cat((pictures, words, robot), 1)
         state_at = hidden.shape[1] - 1
         missing = max(0, self.settings.prefix_length - hidden.shape[1])
@@ -213,18 +219,20 @@ class SmolVLANetwork(Network):
     def _words(self, tokens: Tensor | Sequence[int], rows: int) -> Tensor:
         table = cast(Any, self.vlm).get_input_embeddings()
         if not isinstance(tokens, Tensor):
-            given = torch.tensor(tokens, dtype=torch.int64, device=table.weight.device)
-            tokens = given.expand(rows, -1)
+            ids = torch.tensor(tokens, dtype=torch.int64, device=table.weight.device)
+            tokens = ids.expand(rows, -1)
         return table(tokens)  # type: ignore[no-any-return]  # nn.Module
 
-    def _seen(self, pictures: Tensor) -> Tensor:
+    def _embed_pictures(self, pictures: Tensor) -> Tensor:
         if self.settings.resize_imgs_with_padding is not None:
+            # LeRobot puts the width first.
             width, height = self.settings.resize_imgs_with_padding
             pictures = _resized_with_padding(pictures, height, width)
         model = cast(Any, self.vlm).model
+        # The vision model reads -1 to 1.
         pixels = (pictures * 2.0 - 1.0).to(model.vision_model.dtype)
-        seen = model.vision_model(pixel_values=pixels, patch_attention_mask=None)
-        return model.connector(seen.last_hidden_state)  # type: ignore[no-any-return]  # nn.Module
+        outputs = model.vision_model(pixel_values=pixels, patch_attention_mask=None)
+        return model.connector(outputs.last_hidden_state)  # type: ignore[no-any-return]  # nn.Module
 
 
 class Expert(nn.Module):
@@ -277,17 +285,19 @@ class Expert(nn.Module):
 
     def forward(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
         """Return the velocity [B, K, P] of noisy actions x [B, K, P] at t [B], 1 for noise."""
-        keys, values = (one.to(x.dtype) for one in features.prefix[:2])
+        keys, values = (cache.to(x.dtype) for cache in features.prefix[:2])
         mask = features.prefix[2]
         rows, steps = x.shape[:2]
         actions = self.action_in_proj(x)
         time = _time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
-        both = torch.cat((actions, time[:, None].expand_as(actions)), -1)
-        hidden = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
-        own = torch.arange(steps, device=x.device)
-        positions = mask.sum(1, keepdim=True) + own
-        before = mask[:, None].expand(rows, steps, -1)
-        causal = torch.cat((before, (own <= own[:, None]).expand(rows, -1, -1)), 2)
+        joined = torch.cat((actions, time[:, None].expand_as(actions)), -1)
+        hidden = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(joined)))
+        order = torch.arange(steps, device=x.device)
+        # The actions' positions follow the prefix without its padding.
+        positions = mask.sum(1, keepdim=True) + order
+        to_prefix = mask[:, None].expand(rows, steps, -1)
+        # An action attends to the prefix, to itself and to earlier actions.
+        causal = torch.cat((to_prefix, (order <= order[:, None]).expand(rows, -1, -1)), 2)
         for number, layer in enumerate(cast(Any, self.lm_expert).layers):
             at = number * self.every
             normed = layer.input_layernorm(hidden)
@@ -295,12 +305,13 @@ class Expert(nn.Module):
                 query, key, value = _projected(layer.self_attn, normed, normed, self.head_dim)
                 query, key = _rotated(query, positions), _rotated(key, positions)
                 key = torch.cat((keys[:, at], key), 1)
-                seen = _attended(query, key, torch.cat((values[:, at], value), 1), causal)
+                mixed = _attended(query, key, torch.cat((values[:, at], value), 1), causal)
             else:
-                known = (keys[:, at].flatten(2), values[:, at].flatten(2))
-                query, key, value = _projected(layer.self_attn, normed, known, self.head_dim)
-                seen = _attended(_rotated(query, own.expand(rows, -1)), key, value, before)
-            hidden = hidden + layer.self_attn.o_proj(seen)
+                cached = (keys[:, at].flatten(2), values[:, at].flatten(2))
+                query, key, value = _projected(layer.self_attn, normed, cached, self.head_dim)
+                # Here LeRobot counts positions from the first action.
+                mixed = _attended(_rotated(query, order.expand(rows, -1)), key, value, to_prefix)
+            hidden = hidden + layer.self_attn.o_proj(mixed)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return self.action_out_proj(cast(Any, self.lm_expert).norm(hidden))  # type: ignore[no-any-return]  # nn.Module
 
@@ -310,10 +321,10 @@ class _ExpertLayer(nn.Module):
 
     def __init__(self, size: int, key_inputs: int, text: Any) -> None:
         super().__init__()
-        heads, few = text.num_attention_heads, text.num_key_value_heads
+        heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
         bias = bool(text.attention_bias)
         self.input_layernorm = nn.RMSNorm(size, text.rms_norm_eps)
-        sizes = {"q": (size, heads), "k": (key_inputs, few), "v": (key_inputs, few)}
+        sizes = {"q": (size, heads), "k": (key_inputs, kv_heads), "v": (key_inputs, kv_heads)}
         layers = {
             f"{name}_proj": nn.Linear(inputs, count * text.head_dim, bias)
             for name, (inputs, count) in sizes.items()
@@ -337,19 +348,20 @@ class _GatedPerceptron(nn.Module):
 
 
 def _projected(
-    attention: Any, hidden: Tensor, known: Tensor | tuple[Tensor, Tensor], size: int
+    attention: Any, hidden: Tensor, source: Tensor | tuple[Tensor, Tensor], size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries of `hidden` [B, L, D], and keys and values of `known`, [B, M, heads, size]."""
-    for_keys, for_values = known if isinstance(known, tuple) else (known, known)
-    made = (attention.q_proj(hidden), attention.k_proj(for_keys), attention.v_proj(for_values))
-    query, key, value = (one.unflatten(-1, (-1, size)) for one in made)
+    """Return queries of `hidden` [B, L, D], keys and values of `source`, [B, M, heads, size]."""
+    for_keys, for_values = source if isinstance(source, tuple) else (source, source)
+    parts = (attention.q_proj(hidden), attention.k_proj(for_keys), attention.v_proj(for_values))
+    query, key, value = (part.unflatten(-1, (-1, size)) for part in parts)
     return query, key, value
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-    """Return the attention [B, L, D] of queries [B, L, heads, size]; `seen` is bool [B, L, M]."""
-    query, key, value = (one.transpose(1, 2) for one in (query, key, value))
-    mixed = F.scaled_dot_product_attention(query, key, value, seen[:, None], enable_gqa=True)
+def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Return the attention [B, L, D] of queries [B, L, heads, size]; `mask` is bool [B, L, M]."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    # Several query heads share a key head.
+    mixed = F.scaled_dot_product_attention(query, key, value, mask[:, None], enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -358,6 +370,7 @@ def _rotated(vectors: Tensor, positions: Tensor) -> Tensor:
     half = vectors.shape[-1] // 2
     exponent = torch.arange(half, dtype=torch.float32, device=vectors.device) / half
     angle = positions[..., None, None].float() / ROPE_BASE**exponent
+    # In float32, because far positions have large angles.
     first, second = vectors.float().split(half, -1)
     sine, cosine = angle.sin(), angle.cos()
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
@@ -429,11 +442,11 @@ def _check(settings: SmolVLASettings, directory: PolicyDirectory) -> None:
         f"{', '.join(directory.inputs)}.",
     )
     assert state is not None
-    for name, size, most in (
+    for name, size, limit in (
         (STATE, state, settings.max_state_dim),
         ("action", directory.action_size, settings.max_action_dim),
     ):
         require(
-            size <= most,
-            f"{directory.path}: {name} has {size} numbers, but config.json allows at most {most}.",
+            size <= limit,
+            f"{directory.path}: {name} has {size} numbers, but config.json allows at most {limit}.",
         )
