@@ -21,13 +21,13 @@ class Events:
         self._at_start: list[tuple[bool, BoundTerm]] = []
         self._interval: list[tuple[tuple[float, float], BoundTerm]] = []
         for name, event in terms.items():
-            bound = BoundTerm(event, "events", name, owner)
-            check_event(event, bound.label)
+            term = BoundTerm(event, "events", name, owner)
+            check_event(event, term.label)
             if event.mode == "interval":
                 assert event.every_s is not None
-                self._interval.append((event.every_s, bound))
+                self._interval.append((event.every_s, term))
             if event.mode != "interval" or event.at_reset:
-                self._at_start.append((event.mode == "startup", bound))
+                self._at_start.append((event.mode == "startup", term))
         self._extra: set[str] | None = None  # parameters that only interval events replace
         # Startup events come before reset events.
         self._at_start.sort(key=lambda pair: not pair[0])
@@ -68,8 +68,8 @@ class Events:
             countdown = entries[f"{term.prefix}left"] - 1
             fires = countdown <= 0
             # Compute all rows and select below: a test for due rows would wait for the device.
-            changed = _entries(term, term(env), entries, env.num_envs)
-            for name, value in changed.items():
+            new_values = _entries(term, term(env), entries, env.num_envs)
+            for name, value in new_values.items():
                 mask = fires.view(-1, *[1] * (value.dim() - 1))
                 entries[name] = torch.where(mask, value, entries[name])
             steps = steps_until(env, every_s, term)

@@ -118,13 +118,13 @@ class ManagedEnv(TorchEnv):
                 f"{name}: the reward '{key}' has the level '{reward.level}', which is no "
                 f"curriculum term: {', '.join(levels) or 'none'}.",
             )
-        bound = [
+        terms_in_use = [
             *(term for _, term in self._levels.values()),
             *(term for *_, term in self.rewards.terms),
             *(term for _, term in self.terminations.terms.values()),
             *self.metrics.terms.values(),
         ]
-        self._with_memory = [term for term in bound if term.has_memory]
+        self._with_memory = [term for term in terms_in_use if term.has_memory]
         self.events = Events(self._event_terms, name)
         # Most tasks measure in `simulate`: save them the call per step.
         self._measures = type(self).measure is not ManagedEnv.measure
@@ -212,10 +212,10 @@ class ManagedEnv(TorchEnv):
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
         # A state with other entries comes from an env with other terms.
         names = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
-        changed = sorted({*names} ^ {*state["state"]})
-        if changed:
+        differences = sorted({*names} ^ {*state["state"]})
+        if differences:
             raise RestoreError(
-                f"the state was saved with other terms or events: {', '.join(changed)}"
+                f"the state was saved with other terms or events: {', '.join(differences)}"
             )
         return super().load_state_dict(state)
 

@@ -70,9 +70,9 @@ class _Channel:
         label = self.term.label
         self.settings, self.history = term, term.history or 1
         check_range(f"{label}: history", self.history, minimum=1)
-        self.least, self.most = term.delay or (0, 0)
-        check_range(f"{label}: delay[0]", self.least, minimum=0)
-        check_range(f"{label}: delay[1]", self.most, minimum=self.least)
+        self.min_delay, self.max_delay = term.delay or (0, 0)
+        check_range(f"{label}: delay[0]", self.min_delay, minimum=0)
+        check_range(f"{label}: delay[1]", self.max_delay, minimum=self.min_delay)
         self._queue, self._lag = f"{self.term.prefix}queue", f"{self.term.prefix}lag"
         self._noise_stream = zlib.crc32(f"{self.term.prefix}noise".encode())
 
@@ -83,30 +83,30 @@ class _Channel:
                 f"{self.term.label} returned {value!r:.60}: return a tensor [{env.num_envs}, ...]."
             )
         value = value[:, None] if value.dim() == 1 else value
-        if self.most == 0 and self.history == 1:
+        if self.max_delay == 0 and self.history == 1:
             return self._finished(env, value)
         return self._queued(env, value)
 
     def _queued(self, env: EnvView, value: Tensor) -> Tensor:
         # Noise and scale come before the queue.
         value = self._finished(env, value).flatten(1)[:, None]
-        length = self.most + self.history
+        length = self.max_delay + self.history
         if env.at_reset:
             # An episode begins with copies of its first value.
             queue = value.repeat(1, length, 1)
             env.stream = zlib.crc32(self._lag.encode())
-            steps = env.uniform(1)[:, 0] * (self.most - self.least + 1)
+            steps = env.uniform(1)[:, 0] * (self.max_delay - self.min_delay + 1)
             # The product of a number below 1 may round up to the number of lags.
-            lag = self.least + steps.long().clamp_max(self.most - self.least)
+            lag = self.min_delay + steps.long().clamp_max(self.max_delay - self.min_delay)
         else:
             memory = env.remembers(self.term.prefix)
             queue = torch.cat((memory["queue"][:, 1:], value), 1)
             lag = memory["lag"]
         env.remembered[self._queue], env.remembered[self._lag] = queue, lag
-        if self.most == 0:
+        if self.max_delay == 0:
             return queue.flatten(1)
         # queue [M, most + history]: the newest value is last; the window ends `lag` before it.
-        index = torch.arange(self.most, length, device=env.device) - lag[:, None]
+        index = torch.arange(self.max_delay, length, device=env.device) - lag[:, None]
         delayed = queue.gather(1, index[:, :, None].expand(-1, -1, queue.shape[2]))
         return delayed.flatten(1)
 

@@ -36,8 +36,8 @@ class Rewards:
             self.weights[name] = weight
             # The weight is known before the first step: do not build terms that are never called.
             if weight != 0.0:
-                bound = BoundTerm(term, "rewards", name, owner)
-                self.terms.append((name, weight, term.level, bound))
+                bound_term = BoundTerm(term, "rewards", name, owner)
+                self.terms.append((name, weight, term.level, bound_term))
 
     def total(self, env: EnvView) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the reward [N], and the weighted value of each term, {name: [N]}."""

@@ -136,31 +136,31 @@ def merged(
     """
     label = kind.__name__.lower()
     terms = dict(defaults)
-    for name, value in (user_terms or {}).items():
+    for name, user_term in (user_terms or {}).items():
         # null removes a term.
-        if value is None and name in terms:
+        if user_term is None and name in terms:
             del terms[name]
             continue
         # A plain number sets the weight alone.
-        if shorthand is not None and isinstance(value, int | float):
-            number, value = float(value), kind()
-            setattr(value, shorthand, number)
+        if shorthand is not None and isinstance(user_term, int | float):
+            number, user_term = float(user_term), kind()
+            setattr(user_term, shorthand, number)
         default = terms.get(name)
         require(
-            isinstance(value, kind) and (value.term is not None or default is not None),
+            isinstance(user_term, kind) and (user_term.term is not None or default is not None),
             f"{owner} has no {label} term '{name}'; allowed: {', '.join(defaults) or 'none'}, or a "
             f"new one with `term`, its import path{closest(name, defaults)}.",
         )
-        if default is not None and value.term is None:
+        if default is not None and user_term.term is None:
             # What the user left out keeps the task's setting; parameters are merged by name.
-            params = {**default.params, **value.params}
+            params = {**default.params, **user_term.params}
             changes = {
-                setting.name: getattr(value, setting.name)
-                for setting in fields(value)
-                if setting.name != "params" and getattr(value, setting.name) is not None
+                setting.name: getattr(user_term, setting.name)
+                for setting in fields(user_term)
+                if setting.name != "params" and getattr(user_term, setting.name) is not None
             }
-            value = replace(default, **changes, params=params)
-        terms[name] = value
+            user_term = replace(default, **changes, params=params)
+        terms[name] = user_term
     return terms
 
 

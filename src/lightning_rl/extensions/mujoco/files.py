@@ -47,18 +47,18 @@ def check_files(model: Path) -> None:
         names = {html.unescape(double or single) for double, single in _FILE.findall(text)}
         for name in sorted({*names, *(os.path.basename(name) for name in names)} - {""}):
             # MuJoCo may also drop the folders of a name (`strippath`): look at its last part, too.
-            for place in {folder / name for folder in folders if os.path.exists(folder / name)}:
-                require(place.is_file(), f"{path} names {place}, which is not a regular file.")
+            for target in {folder / name for folder in folders if os.path.exists(folder / name)}:
+                require(target.is_file(), f"{path} names {target}, which is not a regular file.")
                 chain = (*above, path.resolve())
-                require(place.resolve() not in chain, f"{path} includes {place}: it has no end.")
-                with place.open("rb") as content:
+                require(target.resolve() not in chain, f"{path} includes {target}: it has no end.")
+                with target.open("rb") as content:
                     head = content.read(64)
                 # A picture's size stands in its first bytes: refuse it before MuJoCo decodes it.
                 if head.startswith(b"\x89PNG") and len(head) == 64:
                     width, height = struct.unpack(">II", head[16:24])
-                    _check_sides([("width", width), ("height", height)], place)
+                    _check_sides([("width", width), ("height", height)], target)
                 if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-                    waiting.append((place, chain))
+                    waiting.append((target, chain))
 
 
 def _check_sides(sides: Iterable[tuple[str, Any]], path: Path) -> None:

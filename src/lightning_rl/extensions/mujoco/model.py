@@ -164,8 +164,8 @@ class Layout:
         for i, view in enumerate(("qpos", "qvel")):
             address = (model.jnt_qposadr, model.jnt_dofadr)[i]
             self._slices[view] = {
-                name: slice(int(at), int(at) + size[i])
-                for (name, size), at in zip(joints, address, strict=True)
+                name: slice(int(start), int(start) + size[i])
+                for (name, size), start in zip(joints, address, strict=True)
             }
         of_joints = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
         self.joints = [

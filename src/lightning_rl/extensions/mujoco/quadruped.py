@@ -325,5 +325,5 @@ class Quadruped(MujocoEnv):
         half = heading(root[:, 3:7])[:, None] / 2
         none = torch.zeros_like(half)
         turn = torch.cat((half.cos(), none, none, half.sin()), 1)
-        at = (root[:, :3] + rotate(turn, velocity)).numpy().astype(np.float64)
-        return [[Marker(tip, 0.08, GREEN)] for tip in at]
+        positions = (root[:, :3] + rotate(turn, velocity)).numpy().astype(np.float64)
+        return [[Marker(position, 0.08, GREEN)] for position in positions]

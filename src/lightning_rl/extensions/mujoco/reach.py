@@ -185,12 +185,12 @@ class Reach(MujocoEnv):
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
-        at, turn = state["goal"].split((3, 4), 1)
+        center, turn = state["goal"].split((3, 4), 1)
         # The direction of a goal, and by the smaller ball its roll.
-        along = at + rotate(turn, torch.tensor([[0.0, 0.0, FINGER]]))
-        side = at + rotate(turn, torch.tensor([[FINGER / 2, 0.0, 0.0]]))
-        pairs = zip(at.double().numpy(), along.double().numpy(), side.double().numpy(), strict=True)
+        forward = center + rotate(turn, torch.tensor([[0.0, 0.0, FINGER]]))
+        side = center + rotate(turn, torch.tensor([[FINGER / 2, 0.0, 0.0]]))
+        triples = zip(*(point.double().numpy() for point in (center, forward, side)), strict=True)
         return [
-            [Marker(center, 0.03, GREEN), Marker(end, 0.015, RED), Marker(side, 0.01, RED)]
-            for center, end, side in pairs
+            [Marker(ball, 0.03, GREEN), Marker(end, 0.015, RED), Marker(side, 0.01, RED)]
+            for ball, end, side in triples
         ]

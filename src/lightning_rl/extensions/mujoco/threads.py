@@ -54,8 +54,8 @@ class ThreadedPhysics(Physics):
         )
         # `float` copies: the next step writes into the same array.
         end = torch.from_numpy(self._state[:, -1]).float()
-        moved = dict(zip(STATE, end.split(self._sizes, 1), strict=True))
-        return moved | {"sensordata": torch.from_numpy(self._sensors[:, -1]).float()}
+        entries = dict(zip(STATE, end.split(self._sizes, 1), strict=True))
+        return entries | {"sensordata": torch.from_numpy(self._sensors[:, -1]).float()}
 
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
         names = fields_in(state)
@@ -98,8 +98,8 @@ class ThreadedPhysics(Physics):
         for name, value in fields.items():
             differs |= (value != self._written[name]).reshape(self._num_envs, -1).any(1)
         for i in differs.nonzero()[0].tolist():
-            changed = {name: value[i] for name, value in fields.items()}
-            self._set(self._models[i], self._constants, changed)
+            world_fields = {name: value[i] for name, value in fields.items()}
+            self._set(self._models[i], self._constants, world_fields)
         self._written = fields
 
     def _set(self, model: Any, data: Any, fields: Mapping[str, np.ndarray]) -> None:

@@ -75,9 +75,9 @@ class WarpPhysics(Physics):
         if self._device.type == "cpu" or self._steps % CHECK_EVERY == 1:
             self._refuse_overflow()
         # Copies, because the next step writes into the views.
-        moved = {name: view.clone() for name, view in self._views.items()}
+        entries = {name: view.clone() for name, view in self._views.items()}
         time = self._time.unsqueeze(1).clone()
-        return {"time": time, **moved, "sensordata": self._sensors.clone()}
+        return {"time": time, **entries, "sensordata": self._sensors.clone()}
 
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
         with self._on_device():

@@ -200,8 +200,8 @@ def hide_token() -> None:
 
 
 def _token_path() -> Path:
-    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(place) if place else Path.home() / ".ray" / "auth_token"
+    setting = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(setting) if setting else Path.home() / ".ray" / "auth_token"
 
 
 def check_answers(address: str) -> None:

@@ -293,9 +293,9 @@ class RemoteCollectors:
         if self.settings.overflow == "overwrite":
             return True
         # With one rollout per update, the i-th oldest is trained at version turn + i.
-        oldest_first = enumerate(sorted(begun_with))
+        trained_at = enumerate(sorted(begun_with), turn)
         limit = self.settings.max_staleness
-        return all(turn + place - version <= limit for place, version in oldest_first)
+        return all(turn - version <= limit for turn, version in trained_at)
 
     def _choose(self) -> Remote | None:
         under_way = [remote for remote in self.remotes if remote.status in ("collecting", "done")]

@@ -58,10 +58,10 @@ class RslRlVecEnv:
         """Step by actions [N, A]."""
         observation, reward, done, extras = self._four(self.env.step(action))
         done = done.bool()
-        cut = done & extras.get("time_outs", torch.zeros_like(done)).bool()
+        timed_out = done & extras.get("time_outs", torch.zeros_like(done)).bool()
         # rsl_rl reports truncations in the extras, not as a value of their own.
         info = {key: value for key, value in extras.items() if key != "time_outs"}
-        return _grouped(observation, extras), reward, done & ~cut, cut, info
+        return _grouped(observation, extras), reward, done & ~timed_out, timed_out, info
 
     def render(self) -> Any:
         """Return what `render` of the env draws: [N, H, W, 3], or one picture [H, W, 3] of all.

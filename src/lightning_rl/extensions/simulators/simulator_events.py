@@ -52,14 +52,14 @@ class SimulatorEvents(SeesNoState):
         self._simulator, self._num_envs = simulator, num_envs
         self._events: list[tuple[Event, BoundTerm]] = []
         for name, event in merged(Event, {}, events, owner).items():
-            bound = BoundTerm(event, "events", name, owner)
-            check_event(event, bound.label)
-            if bound.has_memory:
+            term = BoundTerm(event, "events", name, owner)
+            check_event(event, term.label)
+            if term.has_memory:
                 raise ConfigurationError(
-                    f"{bound.label} has a memory (`start`), but events of a simulator save no "
+                    f"{term.label} has a memory (`start`), but events of a simulator save no "
                     "state: store the memory in the simulator."
                 )
-            self._events.append((event, bound))
+            self._events.append((event, term))
         self._all = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.elapsed = torch.zeros(num_envs, dtype=torch.int64, device=device)
         # The first reset begins episode 0.
@@ -108,9 +108,9 @@ class SimulatorEvents(SeesNoState):
                 self._wait(event, term, rows, extra=1)  # `before_step` also counts the first step
 
     def _call(self, term: BoundTerm, rows: Tensor) -> None:
-        if (changed := term(self._view(rows))) is not None:
+        if (answer := term(self._view(rows))) is not None:
             raise EnvFaultError(
-                f"{term.label} returned {type(changed).__name__}: the event of a simulator changes "
+                f"{term.label} returned {type(answer).__name__}: the event of a simulator changes "
                 "`env.simulator` itself, for the envs in `env.rows`, and returns nothing."
             )
 

@@ -210,7 +210,8 @@ class TensorSimulator(VectorEnv):
                 }
                 # NaN: statistics leave out the steps that only reset.
                 results[kind] = {
-                    k: x.masked_fill(self._late, torch.nan) for k, x in numbers.items()
+                    name: number.masked_fill(self._late, torch.nan)
+                    for name, number in numbers.items()
                 }
         for key in results.keys() & {"success", "fail"}:
             results[key] = results[key] & ~self._late
@@ -323,9 +324,9 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
 def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
     """Take the rows of finished envs, `done` [N], from `final`; extra entries replace all rows."""
     if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
-        ours = {key: value for key, value in report.items() if key != "final_info"}
-        pairs = {key: (ours.get(key), value) for key, value in final.items()}
-        return ours | {key: _from_before_the_reset(*pair, done) for key, pair in pairs.items()}
+        entries = {key: value for key, value in report.items() if key != "final_info"}
+        pairs = {key: (entries.get(key), value) for key, value in final.items()}
+        return entries | {key: _from_before_the_reset(*pair, done) for key, pair in pairs.items()}
     if isinstance(report, Tensor) and isinstance(final, Tensor) and report.shape == done.shape:
         return torch.where(done, final, report)
     return report if final is None else final

@@ -97,7 +97,7 @@ class SweepJournal:
                     sampler=sampler_of(settings, 0),
                     pruner=pruner_of(settings),
                 )
-                changed = self._study.direction != direction
+                other_mode = self._study.direction != direction
                 self.trials()
         except ConfigurationError:
             raise
@@ -106,7 +106,7 @@ class SweepJournal:
             raise ConfigurationError(
                 f"{self.path} cannot be read: {cause}. Begin a new sweep."
             ) from error
-        require(not changed, f"{self.path} belongs to a sweep with another trainer.best_mode.")
+        require(not other_mode, f"{self.path} belongs to a sweep with another trainer.best_mode.")
 
     def trials(self) -> dict[int, FrozenTrial]:
         """Return the latest attempt of each started trial, by its number."""

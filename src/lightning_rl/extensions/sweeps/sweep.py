@@ -374,8 +374,8 @@ class _Sweep:
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
         verb = "continues" if run else "begins"
-        short = short_names(list(trial.point))
-        point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
+        labels = short_names(list(trial.point))
+        point_text = "".join(f", {labels[name]} {value_text(trial.point, name)}" for name in labels)
         tell(f"{self._title(trial)} {verb}: seed {trial.seed}{point_text}")
         log = self.directory / f"{trial.name}.log"
         process = TrialProcess(begin, arguments, self._threads, log)

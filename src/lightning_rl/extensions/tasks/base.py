@@ -141,11 +141,11 @@ class Task(ManagedEnv):
     def moved(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        following, *results = super().moved(state, action)
+        next_state, *results = super().moved(state, action)
         if self.pictures is not None:
             pictures = state["pictures"][..., 3:]  # all but the oldest
-            following["pictures"] = torch.cat((pictures, self._picture(following)), -1)
-        return following, *results  # type: ignore[return-value]  # a list keeps no types
+            next_state["pictures"] = torch.cat((pictures, self._picture(next_state)), -1)
+        return next_state, *results  # type: ignore[return-value]  # a list keeps no types
 
     def observed(self, state: TensorDict) -> Observed:
         if self.pictures is None:

@@ -111,8 +111,8 @@ class PointMass(Task):
         start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE
         goal = _apart((uniform[:, 2:4] * 2.0 - 1.0) * GOAL_RANGE, start)
         radii = RADII[0] + uniform[:, 4:6] * (RADII[1] - RADII[0])
-        free = _free_cells(start, goal)
-        obstacles = torch.stack([_in_a_cell(free, uniform[:, i : i + 3]) for i in (6, 9)], 1)
+        free_cells = _free_cells(start, goal)
+        obstacles = torch.stack([_in_a_cell(free_cells, uniform[:, i : i + 3]) for i in (6, 9)], 1)
         # Cloned below, because entries of a state must not share memory.
         none = torch.zeros_like(radii)
         return TensorDict(
@@ -148,7 +148,7 @@ class PointMass(Task):
         env.measured["distance"] = norm(position - state["goal"])
         depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
         inside = (depth > 0).float()
-        moved = {
+        changes = {
             "position": position,
             "velocity": velocity,
             "action": action,
@@ -156,7 +156,7 @@ class PointMass(Task):
             "collision_count": state["collision_count"] + inside[:, 0] + inside[:, 1],
         }
         constants = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
-        return TensorDict(moved | constants, env.rows_shape)
+        return TensorDict(changes | constants, env.rows_shape)
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(
@@ -211,14 +211,14 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
     return (beyond(start, RADII[1] + CLEARANCE) & beyond(goal, OBSTACLE_APART)).flatten(1)
 
 
-def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
+def _in_a_cell(free_cells: Tensor, uniform: Tensor) -> Tensor:
     """Draw a point [M, 2] of the free cells from uniform numbers [M, 3]."""
     # The k-th free cell is the first one whose rank is k.
-    rank = free.cumsum(1)
+    rank = free_cells.cumsum(1)
     count = rank[:, -1]
     target = torch.minimum((uniform[:, 0] * count).long() + 1, count)  # the product may round up
     cell = torch.searchsorted(rank, target[:, None]).squeeze(1)
-    centres = _centres(free.device)
+    centres = _centres(free_cells.device)
     centre = torch.stack((centres[cell // CELLS], centres[cell % CELLS]), 1)
     return centre + (uniform[:, 1:3] - 0.5) * (2 * OBSTACLE_RANGE / CELLS)
 

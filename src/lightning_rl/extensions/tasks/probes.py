@@ -74,9 +74,9 @@ class ValueProbe(Probe):
         self.delay = delay
 
     def transition(self, state: TensorDict, action: Tensor) -> Transition:
-        moved = self._advance(state)
-        terminated = moved["step"].squeeze(-1) >= self.delay
-        return moved, torch.where(terminated, state["sign"].squeeze(-1), 0.0), terminated, {}
+        next_state = self._advance(state)
+        terminated = next_state["step"].squeeze(-1) >= self.delay
+        return next_state, torch.where(terminated, state["sign"].squeeze(-1), 0.0), terminated, {}
 
 
 class ActionProbe(Probe):
@@ -143,10 +143,10 @@ class TwoDoors(TorchEnv):
     def transition(self, state: TensorDict, action: Tensor) -> Transition:
         distance = state["distance"] + (action - self.door(state)).abs() / self.length
         # A copy, because `transition` must not write into its state.
-        moved = state.copy().update({"distance": distance, "step": state["step"] + 1})
-        terminated = (moved["step"] >= self.length).squeeze(1)
+        next_state = state.copy().update({"distance": distance, "step": state["step"] + 1})
+        terminated = (next_state["step"] >= self.length).squeeze(1)
         success = terminated & (distance.squeeze(1) < 0.15)
-        return moved, success.float(), terminated, {"success": success}
+        return next_state, success.float(), terminated, {"success": success}
 
     def door(self, state: TensorDict) -> Tensor:
         """Return c_i [M, 1] of the next step i of a state [M]."""
@@ -193,10 +193,10 @@ class FiveDoors(TorchEnv):
         correct = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
         passed, tried = state["passed"] + correct, state["tried"] + 1
         # Each try has a new observation.
-        moved = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}
+        entries = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}
         success = (passed >= self.doors).squeeze(1)
         info = {"success": success, "metrics": {"right": correct.squeeze(1).float()}}
-        return TensorDict(moved, state.batch_size), success.float(), success, info
+        return TensorDict(entries, state.batch_size), success.float(), success, info
 
     def door(self, state: TensorDict) -> Tensor:
         """Return the right door c [M, 8] of a state [M]."""

@@ -198,8 +198,8 @@ class PushBlocks(Task):
         side = _side(state)
         offset = block - pusher
         # distance along the push direction to the pushing point
-        short = (offset[:, 0] - side * BEHIND) * side
-        is_behind = short > -0.02
+        gap = (offset[:, 0] - side * BEHIND) * side
+        is_behind = gap > -0.02
         aligned = (offset[:, 1].abs() < ALIGNED) & (offset[:, 0] * side > BLOCK)
         to_place = offset[:, 0] - side * BEHIND
         in_corridor = pusher[:, 1].abs() < BLOCK_Y[0] - BLOCK - PUSHER
@@ -231,8 +231,8 @@ def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tens
 def moved_distance(state: TensorDict) -> Tensor:
     """Return the displacement [M] of the named block to the named side, in m, of a state [M]."""
     red, blue = sideways(state).unbind(1)
-    moved: Tensor = torch.where(state["task"] < 2, red, blue) * _side(state)
-    return moved
+    distance: Tensor = torch.where(state["task"] < 2, red, blue) * _side(state)
+    return distance
 
 
 def sideways(state: TensorDict) -> Tensor:

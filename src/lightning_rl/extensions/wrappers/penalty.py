@@ -110,9 +110,9 @@ class GripperPenalty(gymnasium.Wrapper):
         old_side, side = self._side, self._side_of(observation)
         # Between the thresholds, the last state remains.
         self._side = side or old_side
-        changed = old_side * side < 0
+        has_switched = old_side * side < 0
         # Another wrapper may have reported a penalty already.
-        penalty = float(info.get("penalty", 0.0)) - self._weight * changed
+        penalty = float(info.get("penalty", 0.0)) - self._weight * has_switched
         return observation, reward, terminated, truncated, {**info, "penalty": penalty}
 
     def _side_of(self, observation: Any) -> float:
