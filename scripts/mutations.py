@@ -147,8 +147,8 @@ MUTATIONS = (
     Mutation(
         "extensions/reports/comparison.py",
         "a run that has not got there counts with its last value",
-        "np.where(within, np.interp(steps, own, of), np.nan)",
-        "np.where(steps >= own[0], np.interp(steps, own, of), np.nan)",
+        "np.where(is_reached, np.interp(steps, run_steps, y), np.nan)",
+        "np.where(steps >= run_steps[0], np.interp(steps, run_steps, y), np.nan)",
         "cli/test_report.py",
     ),
     Mutation(
@@ -161,7 +161,7 @@ MUTATIONS = (
     Mutation(
         "extensions/reports/runs.py",
         "curves of another metric are drawn as those of the requested one",
-        "    require(own == metric, f",
+        "    require(y_metric == metric, f",
         "    require(True, f",
         "cli/test_report.py",
     ),
@@ -1336,7 +1336,7 @@ MUTATIONS = (
     Mutation(
         "extensions/recap/conditioned.py",
         "a clone is taught with guidance",
-        "return self.inner.clone_loss(_told(td, td[CONDITION]))",
+        "return self.inner.clone_loss(_with_condition(td, td[CONDITION]))",
         "return self.inner.clone_loss(self._guided(td, td[CONDITION]))",
         "numerics/test_recap.py",
     ),
@@ -1350,7 +1350,7 @@ MUTATIONS = (
     Mutation(
         "extensions/recap/command.py",
         "episodes that were recorded before a kill are recorded twice",
-        "                    if place >= kept:\n",
+        "                    if place >= written_count:\n",
         "                    if True:\n",
         "numerics/test_recap.py",
     ),
@@ -1385,8 +1385,8 @@ MUTATIONS = (
     Mutation(
         "extensions/recap/value_fit.py",
         "each rank evaluates all episodes",
-        "own = range(ranks.rank(), len(frames), ranks.world_size())",
-        "own = range(len(frames))",
+        "numbers = range(ranks.rank(), len(frames), ranks.world_size())",
+        "numbers = range(len(frames))",
         "equivalence/test_ddp.py",
     ),
     Mutation(

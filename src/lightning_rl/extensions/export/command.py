@@ -54,9 +54,10 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     if kind == "lerobot":  # checked before an env is built
         lerobot_policy(trained.policy)
     elif kind != "safetensors":
-        why = why_not_traced(trained.policy)
-        require(why is None, str(why))
+        reason = why_not_traced(trained.policy)
+        require(reason is None, str(reason))
     ports = ports_of(trained.policy)
+    # An env may need a machine or a package that is not here; then only its metadata is missing.
     env, why_none = None, ""
     try:
         env = env_of(run)
@@ -82,19 +83,20 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         path,
         metadata,
         construction,
+        # The export is read with the trust that the user gave to its checkpoint.
         lambda file: load_trained(file, trust_code=trust_code).policy,
     )
 
 
-def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
+def _path_of(trained: Trained, kind: Format, typed_path: str | None) -> Path:
     suffix = SUFFIXES[kind]
-    if given is None:
+    if typed_path is None:
         checkpoint = trained.run.path
         return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
-    path = expanded(given)
+    path = expanded(typed_path)
     require(
         path.suffix == suffix or kind == "lerobot",  # a directory may have any name
-        f"--path {given} does not end with {suffix}, as a file of --format {kind} does.",
+        f"--path {typed_path} does not end with {suffix}, as a file of --format {kind} does.",
     )
     return path
 
@@ -103,10 +105,10 @@ def _summary(done: Exported) -> list[str]:
     report = done.report
     assert report is not None
     parts = [
-        f"{name}: largest difference {one['largest_difference']:.2g}"
-        if "largest_difference" in one
-        else f"{name}: {one['equal']:.1%} equal choices"
-        for name, one in report["actions"].items()
+        f"{name}: largest difference {part['largest_difference']:.2g}"
+        if "largest_difference" in part
+        else f"{name}: {part['equal']:.1%} equal choices"
+        for name, part in report["actions"].items()
     ]
     return [
         f"Policy:  {done.files[0]}",

@@ -67,35 +67,36 @@ def export_policy(
     check_weights_are_numbers(policy)
     is_new = kind != "lerobot" or not path.exists()
     require(is_new, f"{path} exists; give the path of a new directory.")
-    with _complete(path) as there:
-        files, beside = [there], description_of(there)
+    with _complete(path) as target:
+        files, description = [target], description_of(target)
         if kind == "safetensors":
-            write_weights(policy, there)
-            _write_json(beside, {**metadata, CONSTRUCTION: construction})
-            files += [beside, *_write_adapters(policy, there)]
-            acts = _acting_by(lambda: read_again(there))
+            write_weights(policy, target)
+            _write_json(description, {**metadata, CONSTRUCTION: construction})
+            files += [description, *_write_adapters(policy, target)]
+            acts = _acting_by(lambda: read_again(target))
         elif kind == "lerobot":
             directory = lerobot_policy(policy)
-            directory.save_directory(str(there))
-            acts = _acting_by(lambda: directory.read_saved(str(there)))
+            directory.save_directory(str(target))
+            acts = _acting_by(lambda: directory.read_saved(str(target)))
         elif kind == "torch":
+            # In memory first: `write_atomically` then leaves a whole file or none.
             content, graph = io.BytesIO(), ActingGraph(policy, ports)
             torch.export.save(traced(graph), content)
-            write_atomically(there, lambda file: file.write(content.getvalue()))
-            _write_json(beside, metadata)
-            files.append(beside)
-            acts = graph_acts(ports, _torch_runner(there))
+            write_atomically(target, lambda file: file.write(content.getvalue()))
+            _write_json(description, metadata)
+            files.append(description)
+            acts = graph_acts(ports, _torch_runner(target))
         else:
             runtime, graph = onnxruntime(), ActingGraph(policy, ports)
             onnx = onnx_of(traced(graph), graph, as_properties(metadata))
-            write_atomically(there, lambda file: file.write(onnx))
-            acts = graph_acts(ports, _onnx_runner(runtime, there, ports))
+            write_atomically(target, lambda file: file.write(onnx))
+            acts = graph_acts(ports, _onnx_runner(runtime, target, ports))
         # A graph is in float32.
         reference = graph.policy if kind in ("torch", "onnx") else policy
         dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
         header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
         report = header | parity(reference, acts)
-        files.append(there.with_name(f"{there.name}.parity.json"))
+        files.append(target.with_name(f"{target.name}.parity.json"))
         _write_json(files[-1], report)
         _refuse_differing(path, report)
     return Exported([path.with_name(file.name) for file in files], report)
@@ -105,6 +106,7 @@ def export_policy(
 def _complete(path: Path) -> Iterator[Path]:
     """Yield a path in a temporary directory, whose files move to their places at the end."""
     check_writable(path.parent)
+    # In the same folder, so that the move is a rename.
     with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         yield Path(folder, path.name)
         for file in filter(Path.is_file, Path(folder).rglob("*")):
@@ -148,19 +150,22 @@ def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:
 
 
 def _torch_runner(path: Path) -> Callable[[Arrays], Arrays]:
+    # Loaded from the file, so that the comparison covers what was written.
     program = torch.export.load(path).module()
 
     def run(inputs: Arrays) -> Arrays:
         with torch.no_grad():
-            outputs = program({name: torch.from_numpy(one) for name, one in inputs.items()})
-        return {name: one.numpy() for name, one in cast(dict[str, Tensor], outputs).items()}
+            outputs = program({name: torch.from_numpy(array) for name, array in inputs.items()})
+        return {name: tensor.numpy() for name, tensor in cast(dict[str, Tensor], outputs).items()}
 
     return run
 
 
 def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], Arrays]:
     options = runtime.SessionOptions()
+    # onnxruntime would take all cores of the machine.
     options.intra_op_num_threads = options.inter_op_num_threads = torch.get_num_threads()
+    # The providers are named, as a graph on a GPU would differ from torch on the CPU.
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [port.name for port in ports.outputs]
 
@@ -172,14 +177,14 @@ def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], A
 
 
 def _write_adapters(policy: Policy, path: Path) -> list[Path]:
-    found: dict[str, Any] = {}
+    adapters: dict[str, Any] = {}
     for name, module in policy.named_modules():
         # Use the outermost module only: inner modules may delegate these attributes.
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in adapters)
         if not inside and hasattr(module, "peft_config") and hasattr(module, "save_pretrained"):
-            found[name] = module
+            adapters[name] = module
     directories = []
-    for number, module in enumerate(found.values()):
+    for number, module in enumerate(adapters.values()):
         directories.append(path.with_name(f"{path.stem}.adapter{number or ''}"))
         # With "auto", peft would query a hub about the base model.
         module.save_pretrained(directories[-1], save_embedding_layers=False)
@@ -193,11 +198,11 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
     differing = [
-        f"{name} by {one['largest_difference']:.3g}"
-        if "largest_difference" in one
-        else f"{name} in {1.0 - one['equal']:.2%} of the choices"
-        for name, one in report["actions"].items()
-        if not one["passed"]
+        f"{name} by {part['largest_difference']:.3g}"
+        if "largest_difference" in part
+        else f"{name} in {1.0 - part['equal']:.2%} of the choices"
+        for name, part in report["actions"].items()
+        if not part["passed"]
     ]
     if differing:
         raise ConfigurationError(

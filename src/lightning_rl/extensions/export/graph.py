@@ -64,10 +64,12 @@ def ports_of(policy: Policy) -> Ports:
     inputs = [Port(name, *space_spec(space), space) for name, space in leaves]
     outputs = list(_action_ports(policy.action_space))
     if policy.is_recurrent:
-        (size, *more), dtype = policy.extra_fields["state"]
+        (size, *trailing), dtype = policy.extra_fields["state"]
+        # The mode needs no noise: its part of the state stays zero, and is neither input nor
+        # output.
         noise = getattr(getattr(unwrapped(policy), "distribution", None), "state_size", 0)
-        inputs.append(Port(STATE, (size - noise, *more), dtype, None))
-        outputs.append(Port(NEXT_STATE, (size - noise, *more), dtype, None))
+        inputs.append(Port(STATE, (size - noise, *trailing), dtype, None))
+        outputs.append(Port(NEXT_STATE, (size - noise, *trailing), dtype, None))
     return Ports(inputs, outputs)
 
 
@@ -83,6 +85,7 @@ class ActingGraph(nn.Module):
         super().__init__()
         self.policy = _acting_alone(policy).cpu()
         self.ports = ports
+        # Keys that only the critic reads are no inputs.
         self._observed_space = policy.acting_space
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -90,21 +93,23 @@ class ActingGraph(nn.Module):
         observation = _observed(self._observed_space, inputs, OBSERVATION, rows)
         td = TensorDict({OBSERVATION: observation}, [rows])
         for key, zeros in first_state(self.policy, 1).items():
-            whole = zeros.expand(rows, *zeros.shape[1:])
+            state = zeros.expand(rows, *zeros.shape[1:])
             if STATE in inputs:
-                before = inputs[STATE]
-                noise = whole[:, before.shape[1] :]
-                whole = torch.cat((before, noise), 1) if noise.shape[1] else before
-            td.set(key, whole)
+                previous_state = inputs[STATE]
+                noise = state[:, previous_state.shape[1] :]
+                state = torch.cat((previous_state, noise), 1) if noise.shape[1] else previous_state
+            td.set(key, state)
         result = self.policy(td, deterministic=True)
         executed = executed_tensors(self.policy.action_space, result[ACTION])
         outputs = dict(leaves_of_tree(ACTION, executed))
         if STATE in inputs:
+            # Without the noise, as it came in.
             outputs[NEXT_STATE] = result[NEXT_STATE][:, : inputs[STATE].shape[1]]
         return outputs
 
     def examples(self, rows: int = 2) -> dict[str, Tensor]:
         """Return example inputs [B, ...]: ones for an action mask, else zeros."""
+        # A mask of zeros would allow no action.
         make = {True: torch.ones, False: torch.zeros}
         return {
             port.name: make[port.name == f"{OBSERVATION}.{MASK}"](
@@ -141,8 +146,9 @@ def traced(graph: ActingGraph) -> ExportedProgram:
     Raises:
         ConfigurationError: if the policy cannot be traced.
     """
-    why = why_not_traced(graph.policy)
-    require(why is None, str(why))
+    reason = why_not_traced(graph.policy)
+    require(reason is None, str(reason))
+    # Only the batch is dynamic: torch.export would freeze it at the example's 2 rows.
     rows = {port.name: {0: Dim("batch")} for port in graph.ports.inputs}
     try:
         with torch.no_grad(), _quietly():
@@ -168,7 +174,7 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
     rows = {name: {0: "batch"} for name in inputs}
     try:
         with torch.no_grad(), _quietly():
-            made = torch.onnx.export(
+            onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,
                 verbose=False,
@@ -186,9 +192,9 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
             f"{type(unwrapped(graph.policy)).__name__} has an operation that torch cannot write "
             f"as ONNX: {_reason(error)} Export it with --format torch."
         ) from error
-    assert made is not None
-    made.model.metadata_props.update(metadata)
-    content: bytes = made.model_proto.SerializeToString()
+    assert onnx_program is not None
+    onnx_program.model.metadata_props.update(metadata)
+    content: bytes = onnx_program.model_proto.SerializeToString()
     return content
 
 
@@ -199,6 +205,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
+    # torch's exporters log what no user of this command can act on.
     loggers = [logging.getLogger(name) for name in EXPORTERS]
     for logger in loggers:
         logger.addFilter(_nothing)
@@ -220,6 +227,7 @@ def _action_ports(space: gymnasium.Space[Any]) -> Iterator[Port]:
         yield Port(ACTION, *space_spec(space), space)
         return
     for part in space.parts:
+        # The main part of a structured action keeps the plain name.
         name = ACTION if part.name == ACTION else f"{ACTION}.{part.name}"
         shape, dtype = space_spec(part.space)
         yield Port(name, shape, torch.int64 if part.counts else dtype, part.space)
@@ -230,7 +238,7 @@ def _observed(
 ) -> Tensor | TensorDict:
     if not isinstance(space, gymnasium.spaces.Dict):
         return inputs[name]
-    children = {key: _observed(one, inputs, f"{name}.{key}", rows) for key, one in space.items()}
+    children = {key: _observed(part, inputs, f"{name}.{key}", rows) for key, part in space.items()}
     return TensorDict(children, [rows])
 
 
@@ -240,6 +248,7 @@ def _acting_alone(policy: Policy) -> Policy:
     alone.compute_in("32-true")
     for name in alone.critic_modules:
         owner, _, child = name.rpartition(".")
+        # A name may be of a module that this policy does not have.
         module = alone.get_submodule(owner)
         if child in dict(module.named_children()):
             setattr(module, child, None)

@@ -62,8 +62,8 @@ def metadata_of(
         "algorithm": _class_name(settings.get("model") or {}),
         "env": _env_name(settings),
         "deterministic": True,
-        "observations": [_described(one) for one in ports.inputs if one.space is not None],
-        "actions": [_described(one) for one in ports.outputs if one.space is not None],
+        "observations": [_described(port) for port in ports.inputs if port.space is not None],
+        "actions": [_described(port) for port in ports.outputs if port.space is not None],
         "state": state and {"input": STATE, "output": NEXT_STATE, "shape": list(state.shape)},
         "actions_executed_of_a_chunk": None
         if env is None or env.steps_per_action == 1
@@ -85,17 +85,18 @@ def metadata_of(
 
 def directory_of(path: Path) -> Path:
     """Return the run directory of a checkpoint, or the directory of the file."""
+    # A checkpoint stands in <run>/checkpoints; an export stands anywhere.
     parent = path.absolute().parent
     return parent.parent if parent.name == CHECKPOINTS else parent
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages."""
-    found = {"lightning-rl": own_version(), "python": platform.python_version()}
+    packages = {"lightning-rl": own_version(), "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            packages[name] = version(name)
+    return packages
 
 
 def as_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -108,6 +109,7 @@ def _described(port: Port) -> dict[str, Any]:
     dtype = str(port.dtype).removeprefix("torch.")
     description: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}
     low, high = (np.asarray(bound) for bound in bounds_of(port.space))
+    # Actions of a Box also get center and scale, with which a controller maps [-1, 1].
     description |= {"low": _numbers(low), "high": _numbers(high)}
     is_box = isinstance(port.space, gymnasium.spaces.Box)
     if is_box and port.name.startswith("action") and np.isfinite([low, high]).all():
@@ -117,12 +119,13 @@ def _described(port: Port) -> dict[str, Any]:
 
 
 def _numbers(bound: np.ndarray) -> Any:
-    same = bound.size and (bound == bound.flat[0]).all()
-    return plain_json(bound.flat[0] if same else bound)
+    is_uniform = bound.size and (bound == bound.flat[0]).all()
+    return plain_json(bound.flat[0] if is_uniform else bound)
 
 
 def _env_name(settings: Mapping[str, Any]) -> str | None:
     env = (settings.get("data") or {}).get("env")
+    # Down through wrappers to the id or class of the inner env.
     while isinstance(env, Mapping):
         inside = env.get("init_args") or {}
         env = inside.get("id") or inside.get("env") or _class_name(env)
@@ -145,20 +148,22 @@ def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
     directory = directory_of(path)
     for place in (directory, path.parent):  # for a run in Python
         evaluation = _json(place / "evaluation.json")
+        # Only an evaluation of this checkpoint's weights describes it.
         if steps is not None and evaluation.get("env_steps") == steps:
             return {name: plain_json(evaluation[name]) for name in EVALUATED if name in evaluation}
+    # Else the rows of evaluations during training, at the same env steps.
     rows: list[dict[str, str]] = []
     with suppress(FileNotFoundError, csv.Error):
         metrics = open_file(directory / "logs" / "metrics.csv", directory, MOST_METRICS)
         with io.TextIOWrapper(metrics, "utf-8", "replace", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("env_steps") == str(steps)]
-    found = {
+    averages = {
         name.removeprefix("eval/"): float(value)
         for row in rows
         for name, value in row.items()
         if name and name.startswith("eval/") and value
     }
-    return {**found, "env_steps": steps} if found else None
+    return {**averages, "env_steps": steps} if averages else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -59,9 +59,11 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
         make: returns the exported policy at the start of episodes.
     """
     steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
+    # A fixed seed: whether an export passes must not depend on luck.
     generator = np.random.default_rng(0)
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for rows in batches:
+        # Both start their episodes here, so a memory begins at zero.
         reference, exported = TrainedPolicy(policy), make()
         for _ in range(steps):
             observation = drawn(policy, rows, generator)
@@ -75,7 +77,7 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
         "observations": steps * sum(batches),
         "tolerance": tolerance,
         "actions": compared,
-        "passed": all(one["passed"] for one in compared.values()),
+        "passed": all(part["passed"] for part in compared.values()),
     }
 
 
@@ -105,11 +107,13 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
             if normalizer is not None:
                 place = slice(start, start := start + array[0].size)
                 moments = normalizer.mean[place], normalizer.var[place].sqrt()
-                mean, std = (one.cpu().numpy().reshape(leaf.shape) for one in moments)
+                mean, std = (moment.cpu().numpy().reshape(leaf.shape) for moment in moments)
             elif array.dtype.kind != "f" or np.abs(array).max(initial=0) < 1e3:
+                # Gymnasium draws between the bounds: only huge ones give numbers that no env
+                # reports.
                 continue
-            seen = mean + 2.0 * std * generator.standard_normal(array.shape)
-            array[...] = seen.clip(leaf.low, leaf.high)
+            values = mean + 2.0 * std * generator.standard_normal(array.shape)
+            array[...] = values.clip(leaf.low, leaf.high)
     return observation
 
 
@@ -119,14 +123,15 @@ def _compared(
     tolerance: float,
 ) -> dict[str, Any]:
     ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    same = float((ours == theirs).mean())
+    equal_share = float((ours == theirs).mean())
     if not isinstance(space, gymnasium.spaces.Box):
-        return {"equal": same, "passed": 1.0 - same <= DIFFERING_CHOICES}
+        return {"equal": equal_share, "passed": 1.0 - equal_share <= DIFFERING_CHOICES}
+    # The range of an unbounded action overflows; its unit is then 1.
     with np.errstate(over="ignore", invalid="ignore"):
         half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
     unit = np.where(half < 1e6, np.maximum(half, 1.0), 1.0)
     largest = float((np.abs(ours.astype(np.float64) - theirs) / unit).max())
-    return {"largest_difference": largest, "equal": same, "passed": largest <= tolerance}
+    return {"largest_difference": largest, "equal": equal_share, "passed": largest <= tolerance}
 
 
 def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Acts]:
@@ -136,11 +141,12 @@ def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Ac
         state: Arrays = {}
 
         def act(observation: Any) -> Arrays:
-            given = flat(observation, OBSERVATION) | state
-            rows = len(next(iter(given.values())))
+            arrays = flat(observation, OBSERVATION) | state
+            rows = len(next(iter(arrays.values())))
+            # Inputs that the observation does not fill, such as the first state, are zeros.
             inputs = {port.name: port_array(port, rows) for port in ports.inputs}
-            for name in given.keys() & inputs.keys():
-                inputs[name][...] = given[name]
+            for name in arrays.keys() & inputs.keys():
+                inputs[name][...] = arrays[name]
             outputs = run(inputs)
             if NEXT_STATE in outputs:
                 state[STATE] = outputs.pop(NEXT_STATE)

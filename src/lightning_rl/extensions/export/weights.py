@@ -36,8 +36,8 @@ def safetensors() -> Any:
 def write_weights(policy: Policy, path: Path) -> None:
     """Write the parameters and buffers of a policy."""
     # Copy, because safetensors refuses tensors that share memory.
-    state = {name: one.detach().cpu().clone() for name, one in policy.state_dict().items()}
-    content: bytes = safetensors().save({name: one.contiguous() for name, one in state.items()})
+    state = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
+    content: bytes = safetensors().save({name: leaf.contiguous() for name, leaf in state.items()})
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -49,6 +49,7 @@ def construction_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[s
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
+        # JSON has no infinity, which bounds of spaces may hold.
         "state": _infinities(weights_of(content)[STATE_KEY], str),
     }
 
@@ -59,17 +60,17 @@ def read_exported(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: if the weights or their description cannot be read.
     """
-    beside = description_of(path)
+    description = description_of(path)
     try:
-        construction = read_json(beside, path.parent)[CONSTRUCTION]
+        construction = read_json(description, path.parent)[CONSTRUCTION]
         content = {
             CONFIG_KEY: dump_yaml(construction["config"]),
             STATE_KEY: _infinities(construction["state"], float),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{beside} does not describe how to build the policy of {path.name}: {error!r}. Use a "
-            "file written by rl-cli export, next to its JSON file."
+            f"{description} does not describe how to build the policy of {path.name}: {error!r}. "
+            "Use a file written by rl-cli export, next to its JSON file."
         ) from error
     try:
         weights = safetensors().load_file(path)
@@ -77,7 +78,8 @@ def read_exported(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file raises many types of errors
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
-    content["state_dict"] = {f"policy.{name}": one for name, one in weights.items()}
+    content["state_dict"] = {f"policy.{name}": tensor for name, tensor in weights.items()}
+    # As for a checkpoint, so that files of a newer version are refused.
     check_schema(content, f"The export {path}")
     return content
 

@@ -86,9 +86,10 @@ SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
 def recap(options: Sequence[str], command_line: CommandLine) -> None:
     """Run the unfinished rounds, and print a table; options of `fit` change the config."""
     typed = normalize_options(options)
+    # As in `rl-cli sweep`: options of fit change the config, the others are this command's.
     changes = [option for option in typed if option.startswith(OF_FIT)]
-    own = [option for option in typed if option not in changes]
-    settings = parse_options("recap", DESCRIPTION, OPTIONS, own)
+    recap_options = [option for option in typed if option not in changes]
+    settings = parse_options("recap", DESCRIPTION, OPTIONS, recap_options)
     for name in ("episodes", "eval_episodes"):
         check_range(name, settings[name], minimum=1, maximum=SEEDS_OF_A_ROUND)
     check_range("rounds", settings.rounds, minimum=1, maximum=MOST_ROUNDS)
@@ -135,6 +136,7 @@ class Rounds:
             n_steps=settings.n_steps, positive=settings.positive, doubtful=settings.doubtful
         )
         env, self.chunk = without_chunks(self.config["data"]["env"])
+        # The config is a file of anyone: its env may import only what the user typed.
         with only_allowed_imports([*typed, json.dumps(env)]):
             self._make_env = _factory(env)
         self._state = self._opened_state()
@@ -150,6 +152,7 @@ class Rounds:
                 f"episodes have success labels, --from {demonstrations} adds them.",
             )
         self._phase("base", self._base)
+        # Before the first round, so that each round compares with it.
         self._phase("base evaluation", partial(self._evaluate, 0))
         for number in range(1, self.settings.rounds + 1):
             for name, work in (
@@ -173,6 +176,7 @@ class Rounds:
             f"{unknown} episodes of {path} have no success label: label them, rl-cli label {path} "
             "--success NUMBERS --failure all.",
         )
+        # A kill while copying leaves only the .copy, so the dataset is never half a copy.
         for place in (self.dataset, self.dataset.with_suffix(".copy")):
             shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(expanded(path), place)
@@ -184,30 +188,33 @@ class Rounds:
     def _base(self) -> dict[str, Any]:
         settings = self.settings
         if settings.base is not None:
-            found = find_checkpoint(settings.base, settings.output_dir)
-            return {"checkpoint": str(found.absolute())}
+            checkpoint = find_checkpoint(settings.base, settings.output_dir)
+            return {"checkpoint": str(checkpoint.absolute())}
         self._fit("base", _asking_for(self.config, "absent"))
         return {"checkpoint": str(self.directory / "base" / "checkpoints" / "last.ckpt")}
 
     def _collect(self, number: int) -> dict[str, Any]:
         """Extend the dataset by the episodes of a round, except those written before a kill."""
         settings = self.settings
-        before = 0 if number == 1 else self._done(f"round {number - 1} collection")["total"]
+        old_total = 0 if number == 1 else self._done(f"round {number - 1} collection")["total"]
         if number > 1 or settings["from"] is None:
+            # Each round has a block of seeds of its own; a round never plays an episode twice.
             first = settings.seed * SEEDS + number * SEEDS_OF_A_ROUND
-            kept = _count(self.dataset) - before
+            written_count = _count(self.dataset) - old_total
             with (
                 closing(self._new_env(settings.num_envs)) as env,
                 closing(self._played(env, number - 1, first, settings.episodes)) as played,
             ):
                 writer = self._writer(env)
+                # After a kill the same seeds play the same episodes: skip those that are written.
                 for place, episode in enumerate(played):
-                    if place >= kept:
+                    if place >= written_count:
+                        # An episode without a `success` entry counts as a failure.
                         episode.success = bool(episode.success)
                         writer.write(episode)
                 writer.finalise()
-        new = read_episodes(self.dataset).successes()[before:]
-        return {"total": before + len(new), "episodes": len(new), "successes": new.count(True)}
+        new = read_episodes(self.dataset).successes()[old_total:]
+        return {"total": old_total + len(new), "episodes": len(new), "successes": new.count(True)}
 
     def _fit_value(self, number: int) -> dict[str, Any]:
         config = deepcopy(self.value)
@@ -221,24 +228,25 @@ class Rounds:
         module = ValueFit.load_from_checkpoint(
             self.directory / f"round_{number}" / "value", trust_code=self._trusted
         )
-        done = label_dataset(self.dataset, self._labels, value=module.values)
-        tell(summary(done))
-        error = sum(task.relative_error * task.steps for task in done.tasks) / done.steps
-        return {"positive": done.positive / done.steps, "error_over_spread": error}
+        labels = label_dataset(self.dataset, self._labels, value=module.values)
+        tell(summary(labels))
+        error = sum(task.relative_error * task.steps for task in labels.tasks) / labels.steps
+        return {"positive": labels.positive / labels.steps, "error_over_spread": error}
 
     def _refit(self, number: int) -> dict[str, Any]:
         config = _asking_for(self.config, "good")
-        own = config["data"]["collector"].setdefault("init_args", {})
+        collector_settings = config["data"]["collector"].setdefault("init_args", {})
         for name in ("episodes", "path"):  # of the demonstrations that the base was cloned from
-            own.pop(name, None)
-        own["path"] = str(self.dataset)
+            collector_settings.pop(name, None)
+        collector_settings["path"] = str(self.dataset)
         if _conditioned(config) is not None:
-            own["condition"] = "advantage_positive"
+            collector_settings["condition"] = "advantage_positive"
         self._fit(f"round_{number}/policy", config, self._checkpoint(0))
         return {}
 
     def _evaluate(self, number: int) -> dict[str, Any]:
         settings = self.settings
+        # A block after those of all rounds: every policy is tested on the same episodes.
         first = settings.seed * SEEDS + (MOST_ROUNDS + 1) * SEEDS_OF_A_ROUND
         with (
             closing(self._new_env(settings.num_envs)) as env,
@@ -269,30 +277,32 @@ class Rounds:
         """
         checkpoint = self._checkpoint(number)
         policy = Algorithm.load_from_checkpoint(checkpoint, trust_code=self._trusted).policy
-        most = self.settings.max_steps or MAX_EPISODE_STEPS
-        how = {"deterministic": self.settings.deterministic, **self.chunk}
+        max_steps = self.settings.max_steps or MAX_EPISODE_STEPS
+        acting = {"deterministic": self.settings.deterministic, **self.chunk}
 
         def play(begin: int) -> list[Episode]:
             seeds = range(begin, min(begin + env.num_envs, first + count))
-            return list(play_policy(env, policy, seeds, most, **how))
+            return list(play_policy(env, policy, seeds, max_steps, **acting))
 
         with ThreadPoolExecutor(1, "player") as thread:
-            coming = thread.submit(play, first)
+            future = thread.submit(play, first)
             for begin in range(first + env.num_envs, first + count, env.num_envs):
-                episodes, coming = coming.result(), thread.submit(play, begin)
+                episodes, future = future.result(), thread.submit(play, begin)
                 yield from episodes
-            yield from coming.result()
+            yield from future.result()
 
     def _fit(self, name: str, config: dict[str, Any], base: Path | None = None) -> None:
         """Run or resume `fit` in the folder `name` of the run directory."""
         run_dir = self.directory / name
         last = run_dir / "checkpoints" / "last.ckpt"
         options = [] if base is None else [f"--trainer.init_from={base}"]
+        # An interrupted `fit` of this phase continues; without a checkpoint it starts again.
         if last.is_file():
             options = [f"--ckpt_path={last}"]
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
         options += ["--trust_code=true"] if self._trusted else []
+        # One process: `auto` would take all GPUs, and the phases follow each other here.
         config["trainer"] = {"devices": 1, **config.get("trainer", {})}
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         fit_value(config, run_dir, lambda arguments: self._run([*arguments, *options]))
@@ -306,8 +316,9 @@ class Rounds:
     # --- what is finished ---
 
     def _opened_state(self) -> dict[str, Any]:
-        chosen = {name: one for name, one in self.settings.items() if name not in FREE}
-        content = {**chosen, "config": self.config, "value": self.value}
+        options = {name: value for name, value in self.settings.items() if name not in FREE}
+        content = {**options, "config": self.config, "value": self.value}
+        # Through JSON, because the file to compare with has lists where these settings have tuples.
         settings = json.loads(json.dumps(content))
         file = self.directory / STATE
         if not file.is_file():
@@ -331,6 +342,7 @@ class Rounds:
         if name in self._state["done"]:
             return
         tell(f"--- {name} ---")
+        # After the work: a killed phase has no entry, and runs again.
         self._state["done"][name] = work()
         text = json.dumps(self._state, indent=1).encode()
         write_atomically(self.directory / STATE, lambda file: file.write(text))
@@ -370,6 +382,7 @@ def _conditioned(config: Mapping[str, Any]) -> dict[str, Any] | None:
     policy = config["model"].get("init_args", {}).get("policy")
     if not _is_a("ConditionedPolicy", policy):
         return None
+    # `setdefault`, so that the caller's changes reach the config.
     settings: dict[str, Any] = policy.setdefault("init_args", {})
     return settings
 
@@ -386,6 +399,7 @@ def _asking_for(config: Mapping[str, Any], condition: str) -> dict[str, Any]:
     if conditioned is not None:
         conditioned["condition"] = condition
     if condition == "absent":
+        # The base has no labels, so it can use neither their weights nor guidance.
         changed["model"]["init_args"].pop("advantage_temperature", None)
         (conditioned or {}).pop("guidance", None)
     return changed
@@ -425,8 +439,9 @@ def _checked(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _factory(env: Any) -> EnvFactory:
     option = {"data.env": Option(EnvFactory, NEEDED, "the env")}
     text = env if isinstance(env, str) else json.dumps(env)
+    # Parsed like a typed option, so that a wrong setting gets the same message.
     checked = check_options([f"--data.env={text}"], {"data.env": EnvFactory})
     parser = option_parser("recap", DESCRIPTION, option)
     with explained_refusals():
-        made = parser.instantiate(parser.parse_object(checked))
-    return made.data.env  # type: ignore[no-any-return]  # a namespace
+        namespace = parser.instantiate(parser.parse_object(checked))
+    return namespace.data.env  # type: ignore[no-any-return]  # a namespace

@@ -67,10 +67,11 @@ class ConditionedPolicy(PolicyWrapper):
         inner = policy(conditioned(observation_space), action_space)
         super().__init__(inner)
         name = type(inner).__name__
-        seen = inner.acting_space
+        space = inner.acting_space
+        # A policy with actor_keys or ignore_keys may drop the condition before its network.
         require(
-            not isinstance(seen, Dict) or CONDITION in seen.spaces,
-            f"{name} ignores the condition: it reads {', '.join(getattr(seen, 'spaces', ()))}. "
+            not isinstance(space, Dict) or CONDITION in space.spaces,
+            f"{name} ignores the condition: it reads {', '.join(getattr(space, 'spaces', ()))}. "
             f"Add '{CONDITION}' to its actor_keys, or remove it from its ignore_keys.",
         )
         require(
@@ -93,10 +94,10 @@ class ConditionedPolicy(PolicyWrapper):
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
-        seen = self.inner.acting_space
-        if not isinstance(seen, Dict):
+        inner_space = self.inner.acting_space
+        if not isinstance(inner_space, Dict):
             return self._space
-        return Dict({key: space for key, space in seen.items() if key != CONDITION})
+        return Dict({key: space for key, space in inner_space.items() if key != CONDITION})
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -105,53 +106,58 @@ class ConditionedPolicy(PolicyWrapper):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
-        asked = self._asked(td)
+        codes = self._codes(td)
         result: TensorDict = self.inner(
-            self._guided(td, asked), deterministic=deterministic, generator=generator
+            self._guided(td, codes), deterministic=deterministic, generator=generator
         )
         result = result.exclude(ABSENT, GUIDANCE).set("observation", td.get("observation"))
-        return result.set(CONDITION, asked, inplace=True)  # into the rollout's storage
+        return result.set(CONDITION, codes, inplace=True)  # into the rollout's storage
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         return StepwiseActor(self, rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        return td.set("value", self.inner.get_value(_told(td, self._asked(td)))["value"])
+        # The value is that of the policy that acts, so it sees the same condition.
+        return td.set("value", self.inner.get_value(_with_condition(td, self._codes(td)))["value"])
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        # With guidance, because the log-prob must be that of the distribution that acted.
         return self.inner.evaluate_actions(self._guided(td, td[CONDITION]))
 
     def clone_loss(self, td: TensorDict) -> TensorDict:
-        return self.inner.clone_loss(_told(td, td[CONDITION]))
+        # Without guidance: each condition is cloned by itself, and only acting extrapolates.
+        return self.inner.clone_loss(_with_condition(td, td[CONDITION]))
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        # Until the collector writes the labels of the steps.
         absent = torch.zeros(len(action), dtype=torch.int64, device=action.device)
         return {**self.inner.fields_of(action), CONDITION: absent}
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        self.inner.update_normalization(_told(rollout, rollout[CONDITION]))
+        self.inner.update_normalization(_with_condition(rollout, rollout[CONDITION]))
 
-    def _asked(self, td: TensorDict) -> Tensor:
+    def _codes(self, td: TensorDict) -> Tensor:
         code = CODES[self.condition]
         return torch.full(td.batch_size, code, dtype=torch.int64, device=self.version.device)
 
     def _guided(self, td: TensorDict, condition: Tensor) -> TensorDict:
-        told = _told(td, condition)
+        inner_td = _with_condition(td, condition)
+        # The inner policy extrapolates from its output without condition to the one with it.
         if self.guidance != 1:
-            absent = _told(td, torch.zeros_like(condition))
-            told.set(ABSENT, absent.get("observation"))
-            told.set(GUIDANCE, torch.full_like(condition, self.guidance, dtype=torch.float32))
-        return told
+            absent = _with_condition(td, torch.zeros_like(condition))
+            inner_td.set(ABSENT, absent.get("observation"))
+            inner_td.set(GUIDANCE, torch.full_like(condition, self.guidance, dtype=torch.float32))
+        return inner_td
 
 
-def _told(td: TensorDict, condition: Tensor) -> TensorDict:
+def _with_condition(td: TensorDict, condition: Tensor) -> TensorDict:
     observation = td.get("observation")
     numbers = torch.stack((condition == CODES["good"], condition == CODES["bad"]), -1)
     if isinstance(observation, Tensor):
-        told = torch.cat((observation, numbers.to(observation)), -1)
+        observation = torch.cat((observation, numbers.to(observation)), -1)
     else:
-        told = observation.copy().set(CONDITION, numbers.float())
-    return td.copy().set("observation", told)
+        observation = observation.copy().set(CONDITION, numbers.float())
+    return td.copy().set("observation", observation)
 
 
 def conditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
@@ -163,6 +169,7 @@ def conditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     if isinstance(space, Dict) and CONDITION not in space.spaces:
         return Dict({**space.spaces, CONDITION: Box(0, 1, (2,), np.float32)})
     if isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f":
+        # The two numbers of the condition lie in [0, 1].
         low, high = np.append(space.low, (0, 0)), np.append(space.high, (1, 1))
         return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
     raise ConfigurationError(

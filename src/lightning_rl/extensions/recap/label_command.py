@@ -76,37 +76,41 @@ def label(options: Sequence[str], command_line: CommandLine) -> None:
     path = settings.path
     check_range("value_steps", settings.value_steps, minimum=1)
     for name, (option, value) in NEEDS.items():
+        # A default is no request, so it is not reported.
         is_default = settings[name] == OPTIONS[name].default
         if not is_default and settings[option] not in (value, OPTIONS[option].default):
             tell(f"--{name} {settings[name]} has no effect: it is for --{option} {value}.")
-    named: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
-    given = {name: settings[name] for name in RETURNS if settings[name] is not None}
-    own = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}
-    chosen = LabelSettings(**own, **given)
+    lists: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
+    return_settings = {name: settings[name] for name in RETURNS if settings[name] is not None}
+    other_settings = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}
+    label_settings = LabelSettings(**other_settings, **return_settings)
     if settings.value == "mean":
-        done = label_dataset(path, chosen, **named)
+        done = label_dataset(path, label_settings, **lists)
     else:
-        if any(named.values()):  # the value is fitted to the success in the dataset
-            label_dataset(path, chosen, **named)
-        module = _value(settings, given, command_line.run)
-        known: dict[str, Any] = {name: module.frame_settings.get(name) for name in RETURNS}
+        if any(lists.values()):  # the value is fitted to the success in the dataset
+            label_dataset(path, label_settings, **lists)
+        module = _value(settings, return_settings, command_line.run)
+        fit_settings: dict[str, Any] = {name: module.frame_settings.get(name) for name in RETURNS}
+        # A value predicts the returns that it was fitted to; other returns would make wrong
+        # advantages.
         require(
-            given.items() <= known.items(),
-            f"{settings.value} was fitted to returns with {known}, but the options ask for "
-            f"{given}: remove these options, or fit a value with them.",
+            return_settings.items() <= fit_settings.items(),
+            f"{settings.value} was fitted to returns with {fit_settings}, but the options ask for "
+            f"{return_settings}: remove these options, or fit a value with them.",
         )
-        done = label_dataset(path, replace(chosen, **known), value=module.values)
+        # The success labels are in the dataset by now.
+        done = label_dataset(path, replace(label_settings, **fit_settings), value=module.values)
     tell(summary(done))
     tell(f"Dataset: {path}")
 
 
-def _value(settings: Namespace, given: dict[str, Any], run: Run) -> ValueFit:
+def _value(settings: Namespace, return_settings: dict[str, Any], run: Run) -> ValueFit:
     """Load the value of a run, or fit one to returns with the given settings."""
-    where = {name: settings[name] for name in FOR_CHECKPOINTS}
+    checkpoint_options = {name: settings[name] for name in FOR_CHECKPOINTS}
     if settings.value != "fitted":
-        return ValueFit.load_from_checkpoint(settings.value, **where)
+        return ValueFit.load_from_checkpoint(settings.value, **checkpoint_options)
     with TemporaryDirectory() as folder:
-        config = value_config(settings.path, given, settings.value_steps, settings.seed)
+        config = value_config(settings.path, return_settings, settings.value_steps, settings.seed)
         with redirect_stdout(io.StringIO()):  # its paths are of a directory that is then deleted
             fit_value(config, Path(folder) / "value", run)
         return ValueFit.load_from_checkpoint(Path(folder) / "value")
@@ -123,11 +127,13 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
     """
     space = space_of(read_episodes(path)[0].observation)
     policy: dict[str, Any] = {"hidden_sizes": [64, 64]}
+    # Numbers need a normalizer; an encoder of pictures normalizes its other inputs itself.
     if not picture_keys(space):
         policy["normalize_observation"] = True
     else:
         kind = "DictEncoder" if isinstance(space, gymnasium.spaces.Dict) else "NatureCNN"
         policy["encoder"] = {"class_path": kind, "init_args": {"normalize": True}}
+    # Ten updates per rollout, so that the rollout's overhead is small.
     batch, updates = 256, min(10, steps)
     iterations = -(-steps // updates)
     return {
@@ -142,6 +148,7 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
             },
         },
         "data": {
+            # Each rollout holds as many random frames as its updates consume.
             "env": {"class_path": "ReturnFramesEnv", "init_args": {"path": str(path), **frames}},
             "num_envs": batch,
             "buffer_size": updates,
@@ -160,23 +167,24 @@ def fit_value(config: dict[str, Any], run_dir: Path, run: Run) -> None:
     run(["fit", "--config", str(file), "--trainer.run_dir", str(run_dir)])
 
 
-def _chosen(name: str, given: Sequence[str]) -> Chosen:
-    if list(given) == ["all"]:
+def _chosen(name: str, texts: Sequence[str]) -> Chosen:
+    # `all` means the episodes that the other option does not name.
+    if list(texts) == ["all"]:
         return "all"
     require(
-        all(number.isdecimal() for number in given),
-        f"--{name} takes numbers of episodes (0 3 7), or all; got {' '.join(given)}.",
+        all(number.isdecimal() for number in texts),
+        f"--{name} takes numbers of episodes (0 3 7), or all; got {' '.join(texts)}.",
     )
-    return [int(number) for number in given]
+    return [int(number) for number in texts]
 
 
 def summary(labelled: LabelSummary) -> str:
     """Return a summary of labels as text: a line for the dataset and one for each task."""
     unknown = labelled.episodes - labelled.successes - labelled.failures
     ends = {"success": labelled.successes, "failure": labelled.failures, "unknown": unknown}
-    shown = ", ".join(f"{name} {count}" for name, count in ends.items() if count)
+    counts = ", ".join(f"{name} {count}" for name, count in ends.items() if count)
     first = (
-        f"{labelled.episodes} episodes ({shown}), {labelled.steps:,} steps: "
+        f"{labelled.episodes} episodes ({counts}), {labelled.steps:,} steps: "
         f"{labelled.positive:,} positive"
     )
     return "\n".join([first, *map(_line, labelled.tasks)])

@@ -71,6 +71,7 @@ class ValueFit(FrameAlgorithm):
         )
         self.others = nn.ModuleList(copy.deepcopy(policy) for _ in range(folds - 1))
         bins = policy.distribution.num_outputs
+        # NaN until `setup` knows the env, so that a value used too early is no number.
         self.register_buffer("support", torch.full((bins,), torch.nan, dtype=torch.float64))
         self.frame_settings: dict[str, Any] = {}
         self._errors: list[tuple[int, Tensor, Tensor]] = []
@@ -95,6 +96,7 @@ class ValueFit(FrameAlgorithm):
         self.frame_settings = frames.settings
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        # `super` handles the algorithm's own policy, the first member.
         for member in self.members[1:]:
             member.put_in_eval_mode()
         super().training_step(rollout, batch_idx)
@@ -105,8 +107,9 @@ class ValueFit(FrameAlgorithm):
         """Return the mean cross-entropy of the bins of samples [B], and scalars to log."""
         losses = []
         for part, member in enumerate(self.members):
-            seen = (minibatch["fold"] != part).float()
-            losses.append(-seen * member.evaluate_actions(minibatch)["sample_log_prob"])
+            is_training = (minibatch["fold"] != part).float()
+            losses.append(-is_training * member.evaluate_actions(minibatch)["sample_log_prob"])
+        # Each sample trains all copies but one.
         loss = torch.stack(losses).sum(0).mean() / (len(losses) - 1)
         return loss, {"cross_entropy": loss}
 
@@ -127,11 +130,11 @@ class ValueFit(FrameAlgorithm):
             ConfigurationError: if the observations of the dataset do not fit the policy.
         """
         frames = ReturnFramesEnv(1, str(path), **self.frame_settings)
-        own, theirs = self.policy.observation_space, frames.single_observation_space
+        policy_space, frames_space = self.policy.observation_space, frames.single_observation_space
         require(
-            own == theirs,
-            f"The value was fitted to observations {own}, but the observations of {path} are "
-            f"{theirs}: fit it to this dataset.",
+            policy_space == frames_space,
+            f"The value was fitted to observations {policy_space}, but the observations of {path} "
+            f"are {frames_space}: fit it to this dataset.",
         )
         return [value for _, value in self._values(frames, range(len(frames)))]
 
@@ -140,12 +143,14 @@ class ValueFit(FrameAlgorithm):
         """Yield the number and the values [L] float64 of episodes."""
         device = self.policy.version.device
         for number in numbers:
+            # The member that did not train on this episode.
             member = self.members[frames.fold_of(number)]
             parts = []
             for part in frames.steps_of(number).split(STEPS_AT_ONCE):
                 td = TensorDict({"observation": part.to(device)}, [len(part)])
                 with autocast(device, self.policy.autocast_dtype):
                     logits = member.action_output(td, member.actor_features(td))
+                # In float64: a sum over the bins in bfloat16 would be coarse.
                 parts.append((logits.double().softmax(-1) @ self.support).cpu())
             yield number, torch.cat(parts)
 
@@ -159,14 +164,16 @@ class ValueFit(FrameAlgorithm):
         for member in self.members:
             check_weights_are_numbers(member)
             member.put_in_eval_mode()
-        own = range(ranks.rank(), len(frames), ranks.world_size())
-        found = self._values(frames, own)
-        self._errors = [(number, value, frames.returns[number]) for number, value in found]
+        numbers = range(ranks.rank(), len(frames), ranks.world_size())
+        values = self._values(frames, numbers)
+        self._errors = [(number, value, frames.returns[number]) for number, value in values]
 
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._errors)
         self._errors = []
-        rows = sorted((row for one in gathered for row in one), key=lambda row: row[0])
+        # Each rank has other episodes; the order of their numbers makes the sums equal on all
+        # ranks.
+        rows = sorted((row for part in gathered for row in part), key=lambda row: row[0])
         values, returns = (torch.cat(column) for column in list(zip(*rows, strict=True))[1:])
         error = float((values - returns).square().mean().sqrt())
         spread = float(returns.std(correction=0))

@@ -38,15 +38,15 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     """Write or print a report on runs."""
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], minimum=0)
-    wanted, output = _where(settings["format"], settings["output"])
-    if wanted != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
-        tell(f"--films_mib has no effect: it is for --format html, not {wanted}.", sys.stderr)
+    kind, output = _format_and_path(settings["format"], settings["output"])
+    if kind != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
+        tell(f"--films_mib has no effect: it is for --format html, not {kind}.", sys.stderr)
     comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
     for _, reason in comparison.left_out:
         tell(f"Left out: {reason}", sys.stderr)
     for note in comparison.notes:
         tell(f"Note: {note}", sys.stderr)
-    text = _rendered(comparison, wanted, output, settings["films_mib"])
+    text = _rendered(comparison, kind, output, settings["films_mib"])
     # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
     content = text.encode(errors="backslashreplace")
     if output is None:
@@ -56,25 +56,27 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     tell(f"Report: {output} ({len(content) / 2**20:.2f} MiB)")
 
 
-def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
-    known: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
-    if wanted is None:
+def _format_and_path(kind: Format | None, output: str | None) -> tuple[Format, Path | None]:
+    formats: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
+    # The name of the file decides, unless --format does.
+    if kind is None:
         suffix = Path(output or DEFAULT).suffix
         require(
-            suffix in known,
-            f"--output {output} must end in one of {', '.join(known)}: set --format html, md "
+            suffix in formats,
+            f"--output {output} must end in one of {', '.join(formats)}: set --format html, md "
             "or json.",
         )
-        wanted = known[suffix]
+        kind = formats[suffix]
+    # A page is always a file; the texts go to stdout by default.
     if output is None:
-        return wanted, Path(DEFAULT) if wanted == "html" else None
-    return wanted, expanded(output)
+        return kind, Path(DEFAULT) if kind == "html" else None
+    return kind, expanded(output)
 
 
-def _rendered(compared: Comparison, wanted: Format, output: Path | None, films_mib: float) -> str:
-    if wanted == "html":
+def _rendered(comparison: Comparison, kind: Format, output: Path | None, films_mib: float) -> str:
+    if kind == "html":
         assert output is not None
-        return as_page(compared, output, films_mib)
-    if wanted == "md":
-        return as_markdown(compared)
-    return json.dumps(as_data(compared), indent=1, allow_nan=False)
+        return as_page(comparison, output, films_mib)
+    if kind == "md":
+        return as_markdown(comparison)
+    return json.dumps(as_data(comparison), indent=1, allow_nan=False)

@@ -134,6 +134,7 @@ def compare(
     """
     envs, left_out = _by_env(given, metric)
     each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
+    # Returns of different envs have no common scale.
     require(
         len(envs) == 1,
         f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
@@ -148,6 +149,7 @@ def compare_each(
 ) -> list[Comparison]:
     """Compare the runs of each env by themselves, as `compare` does."""
     envs, left_out = _by_env(given, metric)
+    # Runs left out have no known env: the first comparison names them.
     compared = [_compared(env, runs, [], metric, group_by) for env, runs in envs.items()]
     compared[0].left_out = left_out
     return compared
@@ -160,25 +162,27 @@ def _compared(
     metric: str,
     group_by: Sequence[str] | None,
 ) -> Comparison:
+    # A run whose best checkpoint is the lowest value says how to read the metric.
     higher = not any(
         run.settings.get("trainer.best_metric") == metric
         and run.settings.get("trainer.best_mode") == "min"
         for run in runs
     )
     groups = _grouped(runs, group_by)
-    shown = dict.fromkeys([metric, *SHOWN_TOO])
-    metrics = [name for name in shown if any(len(run.curve(name)[0]) for run in runs)]
+    names = dict.fromkeys([metric, *SHOWN_TOO])
+    metrics = [name for name in names if any(len(run.curve(name)[0]) for run in runs)]
+    # The final evaluation has more episodes, but all runs must have one of their last weights.
     evaluated = all(_evaluated(run, metric) is not None for run in runs)
-    most = max(FEWEST_POINTS, min(ENOUGH_POINTS, MOST_POINTS // len(runs)))
+    max_points = max(FEWEST_POINTS, min(ENOUGH_POINTS, MOST_POINTS // len(runs)))
     for group in groups:
-        of_each = [
+        run_scores = [
             _evaluated(run, metric) if evaluated else float(run.curve(metric)[2][-1])
             for run in group.runs
         ]
-        group.scores = [score for score in of_each if score is not None]
+        group.scores = [score for score in run_scores if score is not None]
         group.score = iqm([group.scores])
         group.interval = interval_of_iqm([group.scores]) if len(group.scores) > 1 else None
-        group.curves = {name: aggregated(group.runs, name, most) for name in metrics}
+        group.curves = {name: aggregated(group.runs, name, max_points) for name in metrics}
     groups.sort(key=lambda group: group.score, reverse=higher)
     return Comparison(
         env=env,
@@ -212,6 +216,7 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
                     f"Group {group.name} has seed {seed} {len(paths)} times ({', '.join(paths)}): "
                     "these runs are not independent, and intervals are too narrow."
                 )
+        # `inf` stands for any number that is not finite, see `RunRecord`.
         for run in group.runs:
             steps = run.env_steps[np.isinf(run.metrics[metric])]
             if len(steps):
@@ -235,6 +240,7 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
             left_out.append((path, str(error)))
             continue
         values = run.metrics.get(metric, np.empty(0))
+        # NaN marks rows of other metrics; `inf` a diverged run.
         values = values[~np.isnan(values)]
         if len(values) and np.isfinite(values[-1]):
             runs.append(run)
@@ -243,22 +249,22 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
                 (path, f"{path}: {metric} of its last evaluation is not finite. The run diverged.")
             )
         else:
-            has = ", ".join(run.metrics) or "no evaluation"
-            ended = run.manifest.get("outcome", "without an end")
+            names = ", ".join(run.metrics) or "no evaluation"
+            end = run.manifest.get("outcome", "without an end")
             left_out.append(
-                (path, f"{path} has no {metric}, but {has}; it is {ended}. Set another --metric.")
+                (path, f"{path} has no {metric}, but {names}; it is {end}. Set another --metric.")
             )
     return runs, left_out
 
 
 def _by_env(
-    given: Iterable[str | Path], metric: str
+    paths: Iterable[str | Path], metric: str
 ) -> tuple[dict[str, list[RunRecord]], list[tuple[Path, str]]]:
-    runs, left_out = _read(find_runs(given), metric)
+    runs, left_out = _read(find_runs(paths), metric)
     if not runs:
         reasons = "\n".join(reason for _, reason in left_out[:5])
-        more = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
-        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{more}")
+        tail = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{tail}")
     envs: dict[str, list[RunRecord]] = {}
     for run in runs:
         envs.setdefault(run.env, []).append(run)
@@ -266,39 +272,41 @@ def _by_env(
 
 
 def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
-    known = sorted({name for run in runs for name in run.settings})
-    by = None if group_by is None else [_path_of(name, known) for name in group_by]
-    found: dict[str, list[RunRecord]] = {}
+    setting_names = sorted({name for run in runs for name in run.settings})
+    group_paths = None if group_by is None else [_path_of(name, setting_names) for name in group_by]
+    grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
         settings = {
             name: run.settings.get(name)
-            for name in (known if by is None else by)
-            if by is not None or name not in OF_A_RUN
+            for name in (setting_names if group_paths is None else group_paths)
+            if group_paths is not None or name not in OF_A_RUN
         }
-        found.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
-    members = list(found.values())
+        # As JSON text, because lists and dicts are no keys.
+        grouped.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    members = list(grouped.values())
     differ = [
         name
-        for name in known
+        for name in setting_names
         if name not in OF_A_RUN
         and len({value_text(runs[0].settings, name) for runs in members}) > 1
     ]
-    names = _names(members, by if by is not None else differ)
+    names = _names(members, group_paths if group_paths is not None else differ)
     return [
-        Group(name, {one: value_text(runs[0].settings, one) for one in differ}, runs)
+        Group(name, {setting: value_text(runs[0].settings, setting) for setting in differ}, runs)
         for name, runs in zip(names, members, strict=True)
     ]
 
 
-def _path_of(name: str, known: Sequence[str]) -> str:
-    found = [path for path in known if f".{path}".endswith(f".{name}")]
-    if len(found) != 1:
-        several = f"it may be {', '.join(found)}" if found else "no run has it"
-        ends = {path.rpartition(".")[2] for path in known} | set(known)
+def _path_of(name: str, paths: Sequence[str]) -> str:
+    # The end of a path suffices: `learning_rate` for model.init_args.learning_rate.
+    matches = [path for path in paths if f".{path}".endswith(f".{name}")]
+    if len(matches) != 1:
+        several = f"it may be {', '.join(matches)}" if matches else "no run has it"
+        ends = {path.rpartition(".")[2] for path in paths} | set(paths)
         raise ConfigurationError(
-            f"--group_by {name}: {several}{'' if found else closest(name, ends)}."
+            f"--group_by {name}: {several}{'' if matches else closest(name, ends)}."
         )
-    return found[0]
+    return matches[0]
 
 
 def value_text(settings: Mapping[str, Any], name: str) -> str:
@@ -314,13 +322,13 @@ def value_text(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
-    called = [
+    name_sets = [
         {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
     ]
-    if all(len(names) == 1 for names in called):
-        own = [next(iter(names)) for names in called]
+    if all(len(names) == 1 for names in name_sets):
+        labels = [next(iter(names)) for names in name_sets]
     else:
-        own = [f"settings {i + 1}" for i in range(len(members))]
+        labels = [f"settings {i + 1}" for i in range(len(members))]
     short = short_names(settings)
     by_settings = [
         ", ".join(
@@ -331,30 +339,33 @@ def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> l
         )
         for runs in members
     ]
+    # Settings are the best names, unless they are too long or not unique.
     longest = max(map(len, by_settings))
     if len(set(by_settings)) == len(members) and 0 < longest <= LONGEST_NAME:
         return by_settings
-    if len(set(own)) < len(own):
-        own = [f"{name} ({i + 1})" for i, name in enumerate(own)]
-    return own
+    if len(set(labels)) < len(labels):
+        labels = [f"{name} ({i + 1})" for i, name in enumerate(labels)]
+    return labels
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Map each setting's path to its last part, or to more parts if names would be equal."""
-    plain = {path: path.removesuffix(".class_path").replace(".init_args", "") for path in paths}
+    names = {path: path.removesuffix(".class_path").replace(".init_args", "") for path in paths}
     short = {}
-    for path, words in plain.items():
+    for path, words in names.items():
         parts = words.split(".")
+        # The shortest end that no other path has.
         ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        others = [other for other in plain.values() if other != words]
+        rivals = [other for other in names.values() if other != words]
         short[path] = next(
-            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in others)), words
+            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in rivals)), words
         )
     return short
 
 
 def _evaluated(run: RunRecord, metric: str) -> float | None:
     evaluation = run.evaluation
+    # An evaluation of an earlier checkpoint does not score the whole run.
     if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
         return None
     return logged_values(evaluation).get(metric)
@@ -373,13 +384,14 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
     at = [_at(steps, *curve) for curve in curves]
     values = np.array([value for _, value in at]).reshape(len(curves), len(steps))
     seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
-    there = ~np.isnan(values)
+    is_reached = ~np.isnan(values)
     result = np.full((3, len(steps)), np.nan)
-    for pattern in np.unique(there, axis=1).T:  # points that the same runs reached
-        columns = (there == pattern[:, None]).all(axis=0)
+    for pattern in np.unique(is_reached, axis=1).T:  # points that the same runs reached
+        columns = (is_reached == pattern[:, None]).all(axis=0)
+        # Bootstrap all points with the same runs together: one call per pattern.
         result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
-    counts = there.sum(axis=0)
-    summed = np.where(there, seconds, 0.0).sum(axis=0)
+    counts = is_reached.sum(axis=0)
+    summed = np.where(is_reached, seconds, 0.0).sum(axis=0)
     return Curve(
         env_steps=steps,
         seconds=summed / np.maximum(counts, 1),
@@ -393,17 +405,18 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
     """Return at most `most` evenly spaced values of [T], including the first and the last."""
     count = min(most, len(values))
-    kept: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
-    return kept
+    points: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
+    return points
 
 
 def _at(
-    steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
+    steps: np.ndarray, run_steps: np.ndarray, seconds: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    reach = np.median(np.diff(own)) / 2 if len(own) > 1 else 0
-    within = np.abs(steps - steps.clip(own[0], own[-1])) < max(reach, 1)
+    # A run counts up to half a gap beyond its ends; further out nothing is known of it.
+    reach = np.median(np.diff(run_steps)) / 2 if len(run_steps) > 1 else 0
+    is_reached = np.abs(steps - steps.clip(run_steps[0], run_steps[-1])) < max(reach, 1)
     return tuple(  # type: ignore[return-value]  # of two
-        np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)
+        np.where(is_reached, np.interp(steps, run_steps, y), np.nan) for y in (seconds, values)
     )
 
 
@@ -411,15 +424,16 @@ def _improvements(
     groups: Sequence[Group], higher: bool
 ) -> list[tuple[str, str, float, tuple[float, float]]]:
     pairs = list(combinations(groups, 2))
+    # Eight groups have 28 pairs, enough for one table.
     if len(groups) > COMPARED:
         pairs = [(groups[0], other) for other in groups[1:]]
     sign = 1.0 if higher else -1.0
-    found = []
+    improvements = []
     for group, other in pairs:
         if len(group.scores) < 2 or len(other.scores) < 2:
             continue  # one run gives no distribution
-        x, y = ([[sign * score for score in one.scores]] for one in (group, other))
-        found.append(
+        x, y = ([[sign * score for score in side.scores]] for side in (group, other))
+        improvements.append(
             (
                 group.name,
                 other.name,
@@ -427,4 +441,4 @@ def _improvements(
                 interval_of_improvement(x, y),
             )
         )
-    return found
+    return improvements

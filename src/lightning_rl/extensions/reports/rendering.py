@@ -84,6 +84,7 @@ def _group_data(group: Group, metrics: Sequence[str]) -> dict[str, Any]:
 
 def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str, Any]:
     columns = ("env_steps", "seconds", "values")
+    # Thinned, because a page holds the curves of all runs.
     curves = {
         name: {
             key: _plain(thinned(values, CURVE_POINTS))
@@ -109,6 +110,7 @@ def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str,
 
 
 def _plain(values: np.ndarray) -> list[float | int | None]:
+    # JSON has no NaN; six digits keep the page small.
     return [
         None if not math.isfinite(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
         for x in values.tolist()
@@ -119,18 +121,19 @@ def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
     """Return the costs of runs, each a mean over the runs that report it."""
 
     def mean(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        return float(np.mean(known)) if known else None
+        reported = [value for value in values if value is not None and not math.isnan(value)]
+        return float(np.mean(reported)) if reported else None
 
     memory = [run.manifest.get("peak_memory") or {} for run in runs]
+    # Time and steps of the last row are those of the whole run.
     ends = [(run.env_steps[-1], run.seconds[-1]) for run in runs if len(run.env_steps)]
     return {
         "sps": mean([float(steps / seconds) if seconds else None for steps, seconds in ends]),
         "seconds": mean([run.of_all_parts("total") for run in runs]),
         "evaluation_seconds": mean([run.of_all_parts("evaluation") for run in runs]),
         "cpu_seconds": mean([run.of_all_parts("cpu") for run in runs]),
-        "memory": mean([one.get("process") for one in memory]),
-        "gpu_memory": mean([one.get("cuda") for one in memory]),
+        "memory": mean([usage.get("process") for usage in memory]),
+        "gpu_memory": mean([usage.get("cuda") for usage in memory]),
     }
 
 
@@ -156,6 +159,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
         names = ["a run of", "is better than one of", "with probability", "95 % interval"]
         tables.append(("Probability of improvement", names, rows))
     if groups[0].settings:
+        # The shortest names that stay unique.
         short = short_names(list(groups[0].settings))
         rows = [
             [short[name], *(group.settings[name] for group in groups)]
@@ -210,6 +214,7 @@ def _cost_row(group: Group) -> list[str]:
 def _run_row(run: RunRecord, group: Group, score: float, comparison: Comparison) -> list[str]:
     steps, _, values = run.curve(comparison.metric)
     best = values.max() if comparison.higher_is_better else values.min()
+    # Only runs that were evaluated have this cell.
     cell = ABSENT
     if run.evaluation is not None:
         low, high = run.evaluation["ci95"]
@@ -261,6 +266,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
+    # A pipe would end the cell, and a line break the row.
     texts = [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(texts)} |"
 
@@ -280,6 +286,7 @@ def _summary(comparison: Comparison) -> str:
 def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
     """Return a self-contained HTML page for `output`, with at most `films_mib` MiB of videos."""
     template = (files("lightning_rl.extensions.reports") / "page.html").read_text(encoding="utf-8")
+    # `allow_nan`: a number that is not finite would end the script of the page, so fail here.
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
     title = html.escape(_title(comparison))
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -292,6 +299,7 @@ def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
         "films": _films(comparison, output, films_mib),
         "data": data.replace("<", "\\u003c"),  # so that no value can close the script tag
     }
+    # The template marks its places by HTML comments.
     for name, text in parts.items():
         template = template.replace(f"<!--{name}-->", text)
     return template
@@ -299,7 +307,7 @@ def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
 
 def _sections(comparison: Comparison) -> Iterator[str]:
     for title, columns, rows in tables_of(comparison):
-        head = "".join(f"<th>{html.escape(one)}</th>" for one in columns)
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
         # The script of the page draws the bars of these numbers.
         bar = "<td class=bar></td>" if title.startswith(("Final", "Probability")) else ""
         head += "<th></th>" * bool(bar)
@@ -312,31 +320,35 @@ def _sections(comparison: Comparison) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
+    # Numbers are aligned to the right.
     numeric = text[:1].isdigit() or text[:1] in ("[", "-") or text == ABSENT
     return f"<td{' class=n' if numeric and len(text) < 30 else ''}>{html.escape(text)}</td>"
 
 
 def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
-    left = films_mib * MIB
-    shown = []
+    remaining = films_mib * MIB
+    figures = []
     for group in comparison.groups:
         for run in group.runs:
             if not run.films:
                 continue
+            # The newest video shows the last policy; when the page is full, further ones are
+            # linked.
             film = run.films[-1]
             size = film.stat().st_size
-            if size <= left:
-                left -= size
+            if size <= remaining:
+                remaining -= size
                 source = f"data:video/mp4;base64,{base64.b64encode(film.read_bytes()).decode()}"
                 preload = "metadata"  # show the first frame
             else:
                 preload = "none"
+                # Relative, so that the report moves together with the runs.
                 source = quote(os.path.relpath(film, output.absolute().parent))
             name = html.escape(f"{group.name}, {run.path.name}: {film.name}")
-            shown.append(
+            figures.append(
                 f'<figure><video controls preload="{preload}" src="{source}"></video>'
                 f"<figcaption>{name}</figcaption></figure>"
             )
-    if not shown:
+    if not figures:
         return ""
-    return f'<section><h2>Films</h2><div class="films">{"".join(shown)}</div></section>'
+    return f'<section><h2>Films</h2><div class="films">{"".join(figures)}</div></section>'

@@ -70,21 +70,22 @@ class RunRecord:
     def env(self) -> str:
         """Id of the env, or its class."""
         names = ("data.env.init_args.id", "data.env.id", "data.env.class_path", "data.env")
-        found = next((self.settings[name] for name in names if self.settings.get(name)), None)
-        return "unknown" if found is None else str(found).rpartition(".")[2]
+        env = next((self.settings[name] for name in names if self.settings.get(name)), None)
+        return "unknown" if env is None else str(env).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
         """Return seconds (total, evaluation or cpu) of the run and its earlier, resumed parts."""
+        # A resumed run lists its earlier parts in its manifest.
         parts = [*(self.manifest.get("earlier") or []), self.manifest]
         seconds = [(part.get("seconds") or {}).get(name) for part in parts]
-        known = [float(one) for one in seconds if one]
-        return sum(known) if known else None
+        times = [float(time) for time in seconds if time]
+        return sum(times) if times else None
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return env steps [E], seconds [E] and finite values [E] of a metric."""
         values = self.metrics.get(metric, np.full(len(self.env_steps), np.nan))
-        there = np.isfinite(values)
-        return self.env_steps[there], self.seconds[there], values[there]
+        is_finite = np.isfinite(values)
+        return self.env_steps[is_finite], self.seconds[is_finite], values[is_finite]
 
 
 def find_runs(given: Iterable[str | Path]) -> list[Path]:
@@ -93,27 +94,28 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
     Raises:
         ConfigurationError: if a path has no run.
     """
-    found: dict[Path, Path] = {}
-    for one in map(Path, given):
-        if one.is_dir():
-            below = sorted(path.parent for path in one.rglob(MANIFEST))
-            runs = [one] if (one / MANIFEST).is_file() else below
-        elif one.suffix == CURVES and one.is_file():
-            runs = [one]
+    unique_runs: dict[Path, Path] = {}
+    for path in map(Path, given):
+        # A run directory counts itself; other directories are searched.
+        if path.is_dir():
+            below = sorted(manifest.parent for manifest in path.rglob(MANIFEST))
+            runs = [path] if (path / MANIFEST).is_file() else below
+        elif path.suffix == CURVES and path.is_file():
+            runs = [path]
         else:
             runs = []
         if not runs:
-            parent = one.parent
-            there = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-            missing = f"does not exist{closest(one.name, there)}"
+            parent = path.parent
+            siblings = [file.name for file in parent.iterdir()] if parent.is_dir() else []
+            missing = f"does not exist{closest(path.name, siblings)}"
             raise ConfigurationError(
-                f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run "
+                f"No run at {path}: it {'holds no run' if path.is_dir() else missing}. Give run "
                 f"directories (with a {MANIFEST}), the directory of a sweep, a directory that "
                 "contains runs, such as outputs, or a .json file of curves."
             )
         for run in runs:
-            found.setdefault(run.resolve(), run)  # each run once, even if given by two paths
-    return list(found.values())
+            unique_runs.setdefault(run.resolve(), run)  # each run once, even if given by two paths
+    return list(unique_runs.values())
 
 
 def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
@@ -122,11 +124,13 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
     Raises:
         ConfigurationError: for a file that cannot be read, naming the file and the line.
     """
+    # The speed gives the training time, whichever metrics are compared.
     steps, columns = read_columns(path, [*metrics, SPEED])
     seconds = _seconds(steps, columns.pop(SPEED))
-    there = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    curves = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    # Rows of other metrics are left out after all rows have counted towards the time.
     rows = np.zeros(len(steps), bool)
-    for values in there.values():
+    for values in curves.values():
         rows |= ~np.isnan(values)
     return RunRecord(
         path=path,
@@ -135,7 +139,7 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
         evaluation=_evaluation(path / EVALUATION),
         env_steps=steps[rows],
         seconds=seconds[rows],
-        metrics={name: values[rows] for name, values in there.items()},
+        metrics={name: values[rows] for name, values in curves.items()},
         films=_films(path),
     )
 
@@ -151,11 +155,12 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
     content = read_json(path)
     records = []
     try:
-        own = content["metric"]
+        y_metric = content["metric"]
         for name, envs in content["curves"].items():
             for env, seeds in envs.items():
                 for seed, points in seeds.items():
                     steps, values = np.array(points, float).reshape(-1, 2).T
+                    # Interpolation needs steps that rise.
                     if not len(steps) or not (np.diff(steps, prepend=0.0) >= 0).all():
                         raise ValueError(f"env steps of {name}, {env}, {seed} do not rise")
                     records.append(
@@ -166,7 +171,7 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
                             evaluation=None,
                             env_steps=steps,
                             seconds=np.full(len(steps), np.nan),
-                            metrics={own: values},
+                            metrics={y_metric: values},
                         )
                     )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -175,16 +180,17 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
             '{"metric": "eval/avg_reward", "curves": {name: {env: {seed: [[env steps, value], '
             "...]}}}}."
         ) from error
-    require(own == metric, f"{path} has {own}, not {metric}: set --metric {own}.")
+    require(y_metric == metric, f"{path} has {y_metric}, not {metric}: set --metric {y_metric}.")
     return records
 
 
 def _films(path: Path) -> list[Path]:
-    written = {}
+    times = {}
+    # A video may be a link: refuse those that lead out of the run.
     for film in (path / "videos").glob("*.mp4"):
         with open_file(film, path, sys.maxsize) as file:
-            written[film] = os.fstat(file.fileno()).st_mtime_ns
-    return sorted(written, key=lambda film: written[film])
+            times[film] = os.fstat(file.fileno()).st_mtime_ns
+    return sorted(times, key=lambda film: times[film])
 
 
 def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -201,7 +207,8 @@ def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str,
     lines = None
     try:
         with io.TextIOWrapper(open_file(path, run, MOST_BYTES), newline="") as file:
-            lines = csv.reader(one for one in file if one.endswith("\n"))
+            # A run that still goes on may have written half of its last line.
+            lines = csv.reader(line for line in file if line.endswith("\n"))
             header = next(lines, ["env_steps"])
             at = [header.index(name) if name in header else None for name in ("env_steps", *names)]
             if at[0] is None:
@@ -218,9 +225,9 @@ def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str,
             "(trainer.logger: false)."
         ) from error
     except (OSError, ValueError, IndexError, csv.Error, UnicodeDecodeError) as error:
-        where = f", line {lines.line_num}" if lines is not None else ""
+        place = f", line {lines.line_num}" if lines is not None else ""
         raise ConfigurationError(
-            f"{path} cannot be read{where}: {error}. Leave the run out, or correct the line of the "
+            f"{path} cannot be read{place}: {error}. Leave the run out, or correct the line of the "
             "table."
         ) from error
     table = np.array(rows, float).reshape(len(rows), 1 + len(names))
@@ -235,10 +242,11 @@ def _cell(text: str) -> float:
 
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """Return the training seconds [P]; rows of evaluations have no speed and are interpolated."""
-    known = (speed > 0) & np.isfinite(speed)
-    if not known.any():
+    has_speed = (speed > 0) & np.isfinite(speed)
+    if not has_speed.any():
         return np.full(len(env_steps), np.nan)
-    filled = np.interp(env_steps, env_steps[known], speed[known])
+    # The speed leaves evaluations out, and so does the time.
+    filled = np.interp(env_steps, env_steps[has_speed], speed[has_speed])
     seconds: np.ndarray = np.cumsum(np.diff(env_steps, prepend=0.0) / filled)
     return seconds
 
@@ -260,9 +268,10 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")
         else:
-            plain = isinstance(value, str | int | float | None)
-            text = "" if plain else json.dumps(value, default=str, skipkeys=True)
-            yield f"{above}{name}", value if plain else text
+            is_scalar = isinstance(value, str | int | float | None)
+            # Lists become text, so that settings can be compared and shown.
+            text = "" if is_scalar else json.dumps(value, default=str, skipkeys=True)
+            yield f"{above}{name}", value if is_scalar else text
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
@@ -273,18 +282,19 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
     try:
         values = logged_values(content)
         values |= {name: float(content[name]) for name in ("episodes", "env_steps")}
-        wrong = [name for name, value in values.items() if not math.isfinite(value)]
-        wrong += [name for name in SHOWN if isinstance(content[name], str)]
+        invalid = [name for name, value in values.items() if not math.isfinite(value)]
+        # `float` above accepts a number written as a text, which a report would show as it is.
+        invalid += [name for name in SHOWN if isinstance(content[name], str)]
         if "eval/ci95_low" not in values:
-            wrong.append("ci95")
+            invalid.append("ci95")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigurationError(
             f"{path} is damaged ({type(error).__name__}: {error}): run rl-cli validate again, or "
             "remove the file."
         ) from error
-    if wrong:
+    if invalid:
         raise ConfigurationError(
-            f"{path} has {', '.join(wrong)} that are not finite: the run diverged, and has no "
+            f"{path} has {', '.join(invalid)} that are not finite: the run diverged, and has no "
             "score."
         )
     return content
@@ -298,13 +308,14 @@ def _manifest(path: Path) -> dict[str, Any]:
     outcome = content.get("outcome")
     require(isinstance(outcome, str | None), f"{path} is damaged: its outcome is {outcome!r}.")
     earlier = content.get("earlier") or []
+    # `None` fails the check below.
     parts = [content, *earlier] if isinstance(earlier, list) else [None]
     for part in parts:
         for name in ("seconds", "peak_memory"):
             times = part.get(name) if isinstance(part, dict) else 0
             if not isinstance(times, dict | None) or not all(
-                isinstance(one, float | int | None) and abs(one or 0) < sys.float_info.max
-                for one in (times or {}).values()
+                isinstance(number, float | int | None) and abs(number or 0) < sys.float_info.max
+                for number in (times or {}).values()
             ):
                 raise ConfigurationError(f"{path} is damaged: its {name} are {times!r}.")
     return content

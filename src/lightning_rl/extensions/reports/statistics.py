@@ -40,9 +40,10 @@ def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[floa
     Raises:
         ConfigurationError: for a score that is not finite.
     """
+    # A fixed seed, so that the same runs give the same report.
     generator = np.random.default_rng(0)
-    drawn = np.concatenate([_resampled(task, resamples, generator) for task in scores], axis=1)
-    return _interval(_trimmed_mean(drawn))
+    samples = np.concatenate([_resampled(task, resamples, generator) for task in scores], axis=1)
+    return _interval(_trimmed_mean(samples))
 
 
 def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
@@ -63,11 +64,12 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
     result[0] = _trimmed_mean(values.T)
     if runs > 1:
         index = np.random.default_rng(0).integers(runs, size=(resamples, runs))
+        # Points per block, so that the indexed array stays within CHUNK numbers.
         step = max(1, CHUNK // index.size)
         for first in range(0, points, step):
             part = values.T[first : first + step]  # [points, R]
-            drawn = _trimmed_mean(part[:, index])  # [points, resamples]
-            result[1:, first : first + step] = np.percentile(drawn, [2.5, 97.5], axis=1)
+            means = _trimmed_mean(part[:, index])  # [points, resamples]
+            result[1:, first : first + step] = np.percentile(means, [2.5, 97.5], axis=1)
     return result
 
 
@@ -101,12 +103,13 @@ def interval_of_improvement(
 
 
 def _finite(scores: Any) -> np.ndarray:
+    # Checked here, where all scores pass: NumPy sorts NaN as the largest number.
     values = np.asarray(scores, float)
-    wrong = values[~np.isfinite(values)]
+    invalid = values[~np.isfinite(values)]
     require(
-        len(wrong) == 0,
-        f"A score is {wrong[:1]}, which cannot be compared: remove that run, or give it the score "
-        "of a failure.",
+        len(invalid) == 0,
+        f"A score is {invalid[:1]}, which cannot be compared: remove that run, or give it the "
+        "score of a failure.",
     )
     return values
 
