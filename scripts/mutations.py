@@ -1649,7 +1649,7 @@ MUTATIONS = (
     Mutation(
         "checkpoints/format.py",
         "a damaged checkpoint is not noticed",
-        'if whole or "/data/" not in name:',
+        'if verify or "/data/" not in name:',
         "if False:",
         "faults/test_checkpoints.py faults/test_loading.py",
     ),

@@ -67,7 +67,7 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file_and_no_time_to_open(for
     FORMS[form](path)
     readers = [read_checkpoint, load_weights]
     if path.is_file():
-        readers.append(lambda path: read_checkpoint(path, whole=False))
+        readers.append(lambda path: read_checkpoint(path, verify=False))
         with pytest.raises(ValueError, match="compressed or overlap"):
             load_tensors(path)
     for reader in readers:

@@ -179,7 +179,7 @@ class ReplayFolder:
                 signature = (status.st_mtime_ns, status.st_size, status.st_ino)
                 cached = self._cache.get(path)
                 if cached is None or cached[0] != signature:
-                    cached = (signature, _names_in(read_checkpoint(path, whole=False)))
+                    cached = (signature, _names_in(read_checkpoint(path, verify=False)))
                     self._cache[path] = cached
             except FileNotFoundError:  # removed meanwhile
                 continue

@@ -75,15 +75,15 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, whole: bool = True
+    path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, verify: bool = True
 ) -> dict[str, Any]:
-    """Read numbers, texts and tensors; `whole` verifies all checksums, also those of tensors."""
+    """Read numbers, texts and tensors; `verify` also checks the checksums of tensors."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")  # reading a pipe may never end
-        _check_sums(path, whole)
+        _check_sums(path, verify)
         # Memory-mapped: reading counters loads no tensors.
-        content = load_tensors(path, map_location=map_location, mmap=not whole)
+        content = load_tensors(path, map_location=map_location, mmap=not verify)
     except Exception as error:  # a damaged file raises many types
         raise ConfigurationError(_unreadable(Path(path), error)) from error
     if not isinstance(content, dict):
@@ -178,12 +178,12 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
             )
 
 
-def _check_sums(path: str | Path, whole: bool) -> None:
+def _check_sums(path: str | Path, verify: bool) -> None:
     with zipfile.ZipFile(path) as archive:
         check_records(archive, path)
         for name in archive.namelist():
             # The checksums of tensors take as long as loading them.
-            if whole or "/data/" not in name:
+            if verify or "/data/" not in name:
                 with archive.open(name) as record:
                     # `zipfile` compares the checksum at the end of the record.
                     while record.read(2**20):

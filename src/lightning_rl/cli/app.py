@@ -343,7 +343,7 @@ def _is_earlier(checkpoint: str, run_dir: Path) -> bool:
         return False  # a run that lives may write a later one between two reads
     try:
         with restoring("counter"):
-            checkpoints = [read_checkpoint(path, whole=False) for path in (checkpoint, last)]
+            checkpoints = [read_checkpoint(path, verify=False) for path in (checkpoint, last)]
             env_steps, last_steps = (int(c[STATE_KEY]["env_steps"]) for c in checkpoints)
     except ConfigurationError:  # a damaged file; `fit` reports it, if it is the resumed one
         return False

@@ -66,7 +66,7 @@ def is_trusted(options: Sequence[str]) -> bool:
     if checkpoint is None:
         return True
     try:
-        content = read_checkpoint(_path_of(checkpoint, options), whole=False)
+        content = read_checkpoint(_path_of(checkpoint, options), verify=False)
     except ConfigurationError:
         content = {}  # the command reports it
     return _trusts(content, options)
@@ -97,7 +97,7 @@ def _help_options(options: list[str]) -> list[str]:
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
     path = _path_of(checkpoint, options)
-    content = read_checkpoint(path, whole=False)
+    content = read_checkpoint(path, verify=False)
     require(
         CONFIG_KEY in content,
         f"The checkpoint {path} holds no configuration of rl-cli; give the config that it was "

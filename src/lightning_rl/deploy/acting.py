@@ -95,7 +95,7 @@ class TrainedPolicy:
                 memory holds episodes.
         """
         leaves: list[Leaf] = []
-        tree = _taken(self.observation_space, observation, "", leaves)
+        tree = _tensors_of(self.observation_space, observation, "", leaves)
         first = leaves[0]
         for leaf in leaves:
             require(
@@ -149,7 +149,7 @@ class Leaf(NamedTuple):
     device: torch.device | None
 
 
-def _taken(space: gymnasium.Space[Any], tree: Any, name: str, leaves: list[Leaf]) -> Any:
+def _tensors_of(space: gymnasium.Space[Any], tree: Any, name: str, leaves: list[Leaf]) -> Any:
     if not isinstance(space, gymnasium.spaces.Dict):
         return _tensor(space, tree, name or "observation", leaves)
     require(
@@ -164,7 +164,7 @@ def _taken(space: gymnasium.Space[Any], tree: Any, name: str, leaves: list[Leaf]
         f"{', '.join(map(str, tree.keys())) or 'nothing'}.",
     )
     return {
-        key: _taken(child, tree[key], f"{name}.{key}" if name else key, leaves)
+        key: _tensors_of(child, tree[key], f"{name}.{key}" if name else key, leaves)
         for key, child in space.items()
     }
 

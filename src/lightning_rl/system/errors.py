@@ -26,9 +26,9 @@ class WriteError(ConfigurationError, OSError):
     """A file cannot be written: the disk is full, or the directory is not writable."""
 
 
-def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:
+def closest(name: str, allowed: Iterable[str], *, limit: int = 4) -> str:
     """Return `"; close matches: a, b"` for a misspelt name, or an empty string."""
-    matches = difflib.get_close_matches(name, list(allowed), n=most, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(allowed), n=limit, cutoff=0.6)
     return f"; close matches: {', '.join(matches)}" if matches else ""
 
 

@@ -43,7 +43,7 @@ def closing_lines(trainer: Any) -> list[str]:
 
 def _trust_needed(run_dir: Path) -> str:
     try:
-        content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", whole=False)
+        content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", verify=False)
     except ConfigurationError:
         return ""  # `fast_dev_run` writes none
     asks = names_code(str(content.get(CONFIG_KEY))) and not is_own(content)

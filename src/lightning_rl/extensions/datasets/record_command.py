@@ -372,7 +372,7 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
     if checkpoint is None or names_env:
         return []
     path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
-    content = read_checkpoint(path, whole=False)
+    content = read_checkpoint(path, verify=False)
     require(
         CONFIG_KEY in content,
         f"The checkpoint {path} does not say which env it was trained in: give --config or "

@@ -44,7 +44,7 @@ class VideoSettings:
             `test`.
         at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`. If this
             evaluation was not filmed, its episodes are played again.
-        num_envs: number of episodes visible side by side, from the first seed on.
+        num_envs: number of episodes shown side by side, from the first seed on.
         fps: maximum frames per second; fewer if the env is slower.
         max_frames: maximum frames of a film; longer episodes show every second, fourth, ... step.
         max_share: maximum fraction of the training time for films, which then have fewer, evenly
