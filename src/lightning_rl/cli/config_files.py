@@ -10,6 +10,7 @@ from lightning_rl.system.files import expanded
 def find_config(name: str) -> Path:
     """Return the file with this path, or the shipped config with this name."""
     path = expanded(name)
+    # A user's file before a shipped one of the same name.
     if path.is_file():
         return path
     shipped = shipped_configs() | shipped_parts()
@@ -43,5 +44,6 @@ def _named(pattern: str) -> dict[str, Path]:
 
 def _folder() -> Path:
     package = Path(__file__).resolve().parents[1]
+    # An installed package holds the configs; in a checkout they lie next to `src`.
     inside = package / "configs"
     return inside if inside.is_dir() else package.parents[1] / "configs"

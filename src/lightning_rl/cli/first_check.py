@@ -147,6 +147,7 @@ class _NameCheck:
 
     def at(self, slot: Any, value: Any, path: str) -> None:
         """Check a value; `slot` describes the classes that its setting takes."""
+        # `--video true` names no class.
         if slot is None or isinstance(value, TurnedOn):
             return
         if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):

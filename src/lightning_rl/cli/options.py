@@ -63,6 +63,7 @@ def option_parser(subcommand: str, description: str, options: Mapping[str, Optio
         elif not is_positional:
             settings["required"] = True
         flag = name.strip("<>") if is_positional else f"--{name}"
+        # An option that may be left out has the value None.
         kind = kind | None if default is None else kind
         parser.add_argument(flag, type=kind, help=text, **settings)
     return parser
@@ -83,6 +84,7 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
+        # argparse's message about texts that belong to no option.
         stray = str(refusal).partition("unrecognized arguments: ")[2]
         if stray:
             raise no_option(stray) from refusal

@@ -78,6 +78,7 @@ def load_trained(
     check_description(policy, content[STATE_KEY], cure)
     policy.load_state_dict({name.removeprefix("policy."): value for name, value in weights.items()})
     check_weights_are_numbers(policy, str(path))
+    # Dropout must not act.
     policy.eval()
     trainer = run.settings.get("trainer")
     policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")

@@ -31,6 +31,7 @@ def frozen_policy(
     """
     if make is None and checkpoint is not None:
         require(
+            # A resumed run builds the policy again.
             checkpoint not in ALIASES,
             f"checkpoint: {checkpoint} changes with each run, but the new policy reads it again "
             "whenever it is created: give the path of a run directory or a file.",

@@ -213,6 +213,7 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             settings[name] = f"{NOT_WRITTEN}arguments without a name"
         else:
             settings[name] = value
+    # No config holds spaces: the env has them.
     for name in GIVEN_BY_THE_ENV:
         if isinstance(settings.get(name), gymnasium.Space):
             del settings[name]

@@ -101,6 +101,7 @@ def _family(kind: Any) -> Family | None:
         leading = sum(param.kind is param.POSITIONAL_ONLY for param in call.values()) - 1
         names = tuple(name for name, param in call.items() if param.kind is param.KEYWORD_ONLY)
         return family and Family(family.cls, leading, names, is_factory=True)
+    # jsonargparse converts texts to enums and paths.
     is_plain = kind.__module__ in OF_VALUES or issubclass(kind, (Enum, PurePath))
     return None if is_plain else Family(kind)
 

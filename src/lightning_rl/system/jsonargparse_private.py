@@ -35,6 +35,7 @@ def parameters_of(constructor: Any) -> dict[str, ParamData]:
 
 def converted(kind: Any, value: Any, text: str | None = None) -> Any:
     """Convert a plain value to a type without classes, or raise ValueError or TypeError."""
+    # The parser's own YAML, in which `1e6` is a number and a date a text.
     with parser_context(load_value_mode=PARSER_MODE):
         return adapt_typehints(value, kind, orig_val=text)
 
@@ -66,6 +67,7 @@ def _numpy(value: Any, dtype: Any, inputs: tuple[type, ...]) -> Any:
     if type(value) not in inputs or not is_number:
         raise TypeError(f"Expected a {inputs[-1]}. Got value: {value!r}")
     array = np.asarray(value, dtype)
+    # A scalar, not an array of no dimensions.
     return array if isinstance(value, list) else array[()]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 def modules_of_names(file: str) -> dict[str, str]:
     """Return the module of each name that the stub next to a Python file re-exports."""
+    # The stub serves editors and mypy, too: the names stand in one place.
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     return {
         alias.name: str(statement.module)

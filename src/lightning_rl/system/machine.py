@@ -32,6 +32,7 @@ class MachineSettings:
 
     def apply(self) -> None:
         """Apply the settings to this process, and to processes that it forks from now on."""
+        # One for the whole process, like what the switches change.
         global _in_force
         _in_force = self
 

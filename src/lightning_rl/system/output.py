@@ -40,6 +40,7 @@ def tell_from_handler(text: str) -> None:
             if not select.select([], [stream.fileno()], [], 0)[1]:
                 _discard(stream)
     try:
+        # `print` is not reentrant: a handler may have interrupted one.
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
     except (OSError, ValueError):
         with suppress(Exception):

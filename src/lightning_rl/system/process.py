@@ -95,6 +95,7 @@ def end_process(error: Exception) -> None:
 
 
 def _act(error: Exception) -> None:
+    # The innermost context first.
     for act in reversed(_last_acts):
         with suppress(Exception):
             act(error)

@@ -38,6 +38,7 @@ def handle_signals(
     _replaced.append(former)
 
     def restore() -> None:
+        # An outer `restore` has removed this level, too.
         if len(_replaced) > depth and _replaced[depth] is former:
             del _replaced[depth:]
             for number, replaced in former.items():

@@ -32,6 +32,7 @@ def check_records(archive: zipfile.ZipFile, path: str | Path) -> None:
         ValueError: torch does not write such records.
     """
     records = archive.infolist()
+    # torch stores records uncompressed, one after another.
     stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
     if not stored or sum(record.file_size for record in records) > Path(path).stat().st_size:
         raise ValueError("its records are compressed or overlap, which torch.save never writes")

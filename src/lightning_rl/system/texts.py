@@ -29,6 +29,7 @@ def asks_a_hub(key: Any, value: Any) -> bool:
     if key not in OF_A_HUB or not value:
         return False
     texts = value.values() if isinstance(value, dict) else [value]
+    # Each part of a composite model may have its own setting.
     return not all(text is None or text in OF_A_HUB[key] for text in texts)
 
 

@@ -46,5 +46,6 @@ def _trust_needed(run_dir: Path) -> str:
         content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", verify=False)
     except ConfigurationError:
         return ""  # `fast_dev_run` writes none
+    # The commands of the closing block must work as they are printed.
     asks = names_code(str(content.get(CONFIG_KEY))) and not is_own(content)
     return " --trust_code true" if asks else ""

@@ -560,6 +560,7 @@ def quieten_framework() -> None:
     """Silence Lightning's device lines, tips and advertisements, for the whole process."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
+            # Once per process: every trainer calls this function.
             if _is_news not in handler.filters:
                 handler.addFilter(_is_news)
     for message in (

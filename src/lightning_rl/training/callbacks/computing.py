@@ -38,6 +38,7 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _mujoco_profiler(env: Any) -> bool | None:
+    # Chunks wrap the env that has the profiler.
     while isinstance(env, ActionChunk):
         env = env.env
     return env.mujoco_profiler if isinstance(env, GymnasiumEnv) else None

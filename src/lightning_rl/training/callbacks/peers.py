@@ -22,6 +22,7 @@ class Peers(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if ranks.world_size() > 1:
+            # Registered last, so that it runs first at exit.
             atexit.unregister(ranks.disconnect)
             atexit.register(ranks.disconnect)
         run_dir: str = trainer.strategy.broadcast(str(cast(Any, trainer).run_dir))
@@ -33,6 +34,7 @@ class Peers(Callback):
         launched = processes_launched_by(trainer.strategy)
         if ranks.is_lost_rank(exception):
             deadline = time.monotonic() + GRACE_SECONDS
+            # The failed process prints its own error first.
             while any(p.poll() is None for p in launched) and time.monotonic() < deadline:
                 time.sleep(0.05)
         for process in launched:
