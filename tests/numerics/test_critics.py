@@ -24,7 +24,8 @@ from lightning_rl import (
 from lightning_rl.algorithms import off_policy
 from lightning_rl.functional import (
     categorical_loss,
-    categorical_target,
+    categorical_projection,
+    ensemble_loss,
     expected_soft_value,
     min_of_subset,
     outputs_of_min,
@@ -64,10 +65,10 @@ def drawn(rng, samples=12):
 
 def test_a_projection_is_that_of_the_reference_and_keeps_the_mass():
     reward, discount, probs, cost = drawn(np.random.default_rng(0))
-    found = categorical_target(*map(torch.as_tensor, (reward, discount, probs, cost, ATOMS)))
+    values = reward + discount * (ATOMS[:, None] - cost)
+    found = categorical_projection(*map(torch.as_tensor, (values, probs, ATOMS)))
     for i in range(len(reward)):
-        values = reward[i] + discount[i] * (ATOMS - cost[i])
-        np.testing.assert_allclose(found[i], projected(values, probs[i], ATOMS), atol=1e-12)
+        np.testing.assert_allclose(found[i], projected(values[:, i], probs[i], ATOMS), atol=1e-12)
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-12)
     np.testing.assert_allclose((found[0, -1], found[1, 0]), 1.0, atol=1e-12)  # beyond an end
     assert (found[2] != 0).sum() == 1  # terminal: the reward alone, which is an atom
@@ -80,14 +81,17 @@ def test_a_projection_keeps_the_mean_and_a_cost_shifts_all_of_it():
     atoms = torch.as_tensor(ATOMS)
     reward, cost = (torch.as_tensor(rng.uniform(-0.3, 0.3, 6)) for _ in range(2))
     discount = torch.full((6,), 0.7, dtype=torch.float64)
-    found = categorical_target(reward, discount, probs, cost, atoms)
+    found = categorical_projection(reward + discount * (atoms[:, None] - cost), probs, atoms)
     torch.testing.assert_close(found @ atoms, reward + discount * (probs @ atoms - cost))
 
 
 def test_it_refuses_what_would_broadcast():
-    reward, discount, probs, cost = map(torch.as_tensor, drawn(np.random.default_rng(0)))
-    with refused(ValueError, names="reward [12, 1]"):
-        categorical_target(reward[:, None], discount, probs, cost, torch.as_tensor(ATOMS))
+    reward, _, probs, _ = map(torch.as_tensor, drawn(np.random.default_rng(0)))
+    atoms = torch.as_tensor(ATOMS)
+    with refused(ValueError, names=("values [9, 12]", "probs [12, 9]")):
+        categorical_projection(reward[:, None] + atoms, probs, atoms)
+    with refused(ValueError, names=("q [12]", "target [12, 12]")):
+        ensemble_loss(torch.zeros(2, 12), reward[:, None] + reward)
     with refused(ValueError, names=("logits [12, 9]", "target [12, 8]")):
         categorical_loss(torch.zeros(2, 12, 9), torch.zeros(12, 8))
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +60,7 @@ from lightning_rl.optim.update import (
     ScheduleKind,
     Update,
 )
+from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
@@ -187,6 +188,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._learner: Learner | None = None
         self.updates: dict[str, Update] = {}
         self.update: Update  # with `updates`, see `learn_by`
+        self._sequence_of: Callable[..., UpdateSequence]  # `Learner.sequence`
         self.reward_normalizer: RewardNormalizer | None = None
         self.env_steps = 0
         self.statistics = IterationScalars()
@@ -278,7 +280,7 @@ class Algorithm(LightningModule, ABC, Configurable):
             name=name,
             owner=self,
             loss=loss,
-            prepare=prepare or _unchanged,
+            prepare=prepare or torch.nn.Identity(),
             groups=self.policy.parameter_groups() if groups is None else groups,
             max_grad_norm=math.inf if limit is None else limit,
             schedule=self.schedule_from(rate),
@@ -322,6 +324,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._learner = learner
         self.updates = learner.updates
         self.update = next(iter(self.updates.values()))
+        self._sequence_of = learner.sequence
 
     @property
     def learner(self) -> Learner:
@@ -700,7 +703,3 @@ def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
 
 def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
     return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=eps, fused=True)
-
-
-def _unchanged(minibatch: TensorDict) -> TensorDict:
-    return minibatch

@@ -11,7 +11,6 @@ from lightning_rl.functional import (
     ensemble_loss,
     expected_soft_value,
     min_of_subset,
-    soft_target,
     temperature_loss,
 )
 from lightning_rl.policies import DiscreteActorCritic, QActorCritic
@@ -62,11 +61,11 @@ class DiscreteSAC(SoftActorCritic):
         features, slow = self.policy.features_for_target(minibatch, there, through)
         log_probs = self.policy.log_probs(there, features)
         q = self.policy.action_values(there, self.target_critic, slow)
-        least = min_of_subset(q, minibatch.get("target_critics", None))
+        least_q = min_of_subset(q, minibatch.get("target_critics", None))
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
-        value = expected_soft_value(log_probs, least, alpha)
-        reward = self.scaled(minibatch["reward"])
-        return soft_target(reward, minibatch["discount"], value, torch.zeros_like(value), 0.0)
+        next_value = expected_soft_value(log_probs, least_q, alpha)
+        target: Tensor = self.scaled(minibatch["reward"]) + minibatch["discount"] * next_value
+        return target
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         features, for_critics = self.policy.features_for_actor(minibatch)

@@ -4,7 +4,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,15 +16,7 @@ from lightning_rl.algorithms.checks import check_random_actions, check_sequences
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodeSettings
-from lightning_rl.functional import (
-    categorical_loss,
-    categorical_target,
-    ensemble_loss,
-    min_of_subset,
-    outputs_of_min,
-    shift_pictures,
-    soft_target,
-)
+from lightning_rl.functional import shift_pictures
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.networks.encoders import picture_keys
@@ -235,7 +227,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
         """Take a step on several objectives for a minibatch [B], in order; then move targets."""
-        self.learner.sequence(objectives, self.update_targets, self._moved)(minibatch)
+        self._sequence_of(objectives, self.update_targets, self._moved)(minibatch)
 
     def _moved(self) -> list[nn.Parameter]:
         return [p for target, _ in self.target_networks() for p in target.parameters()]
@@ -374,20 +366,6 @@ def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> 
         )
 
 
-class NextStep(NamedTuple):
-    """The policy's action in the next states of a minibatch, without gradients.
-
-    Attributes:
-        features: [B, D], the input of the critics.
-        action: [B, A], in [-1, 1].
-        cost: [B], subtracted from the next value: alpha * log pi in SAC, 0 in TD3.
-    """
-
-    features: Tensor
-    action: Tensor
-    cost: Tensor
-
-
 class QAlgorithm(OffPolicyAlgorithm):
     """An algorithm with an actor and Q critics, and target critics that follow slowly.
 
@@ -470,34 +448,28 @@ class QAlgorithm(OffPolicyAlgorithm):
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics on samples [B], and scalars to log."""
 
-    def fit_critics(
-        self, minibatch: TensorDict, next_step: NextStep
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the temporal-difference loss of samples [B] for `next_step`, and scalars."""
+    def critic_outputs(
+        self, minibatch: TensorDict, next_features: Tensor, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs [E, B, K] of the critics at samples [B] and at their next states.
+
+        The outputs at the next states, by the target critics if there are any, have no gradients.
+
+        Args:
+            minibatch: [B].
+            next_features: [B, D], which the critics read in the next states.
+            next_action: [B, A], in [-1, 1].
+        """
         critic, policy = self.policy.critic, self.policy
         action = policy.unit(minibatch["action"])
         features = policy.critic_features(minibatch)
         if self.target_critic is None:
-            outputs, next_outputs = critic.joint_outputs(
-                features, action, next_step.features, next_step.action
-            )
+            joined = critic.joint_outputs(features, action, next_features, next_action)
+            outputs, next_outputs = joined
         else:
             outputs = critic.outputs(features, action)
-            next_outputs = self.target_critic.outputs(next_step.features, next_step.action)
-        next_outputs = next_outputs.detach()
-        q, next_q = critic.mean(outputs), critic.mean(next_outputs)
-        reward, discount = self.scaled(minibatch["reward"]), minibatch["discount"]
-        subset = minibatch.get("target_critics", None)
-        if critic.atoms is None:
-            target = soft_target(
-                reward, discount, min_of_subset(next_q, subset), next_step.cost, alpha=1.0
-            )
-            loss = ensemble_loss(q, target)
-        else:
-            probs = outputs_of_min(next_outputs, next_q, subset).softmax(-1)
-            wanted = categorical_target(reward, discount, probs, next_step.cost, critic.atoms)
-            loss, target = categorical_loss(outputs, wanted), wanted @ critic.atoms
-        return loss, {"q": q.mean(), "q_target": target.mean()}
+            next_outputs = self.target_critic.outputs(next_features, next_action)
+        return outputs, next_outputs.detach()
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         pairs = [

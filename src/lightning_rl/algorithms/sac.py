@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import NextStep, QAlgorithm
+from lightning_rl.algorithms.off_policy import QAlgorithm
 from lightning_rl.functional import random_subsets, soft_policy_loss, temperature_loss
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import QActorCritic, SquashedActorCritic
@@ -142,17 +142,20 @@ class SAC(SoftActorCritic):
         return {"noise": noise[0], "next_noise": noise[1]} | super().drawn_fields(count)
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.fit_critics(minibatch, self.next_step(minibatch))
-
-    @torch.no_grad()
-    def next_step(self, minibatch: TensorDict) -> NextStep:
-        """Return the policy's action in the next states of samples [B], and its entropy cost."""
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        through = self.target_encoder, self.target_memory
-        features, slow = self.policy.features_for_target(minibatch, there, through)
-        action, log_prob = self.policy.draw_unit(there, minibatch["next_noise"], features)
-        alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
-        return NextStep(slow, action, alpha * log_prob)
+        policy, critic = self.policy, self.policy.critic
+        next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
+        with torch.no_grad():
+            encoders = self.target_encoder, self.target_memory
+            features, for_critics = policy.features_for_target(minibatch, next_td, encoders)
+            action, log_prob = policy.draw_unit(next_td, minibatch["next_noise"], features)
+            alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
+        outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
+        next_q, probs = critic.least_value(next_outputs, minibatch.get("target_critics", None))
+        reward, discount = self.scaled(minibatch["reward"]), minibatch["discount"]
+        # Haarnoja et al. 2018, equations 2 and 3; the cost of entropy shifts each atom of
+        # categorical critics. The discount is 0 after a termination, but not at a time limit.
+        target = reward + discount * (next_q - alpha * log_prob)
+        return critic.loss(outputs, target, probs)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         features, for_critics = self.policy.features_for_actor(minibatch)

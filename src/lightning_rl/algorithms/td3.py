@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import NextStep, QAlgorithm, make_target_network
+from lightning_rl.algorithms.off_policy import QAlgorithm, make_target_network
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
@@ -76,21 +76,22 @@ class TD3(QAlgorithm):
         return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.fit_critics(minibatch, self.next_step(minibatch))
-
-    @torch.no_grad()
-    def next_step(self, minibatch: TensorDict) -> NextStep:
-        """Return the target policy's action with noise, in the next states of samples [B]."""
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        policy, critic = self.policy, self.policy.critic
         # The target actor reads the features of a target encoder.
         shared = self.target_encoder, self.target_memory
         apart = self.target_actor_encoder, self.target_actor_memory
-        features, slow = self.policy.features_for_target(
-            minibatch, there, shared, apart if self.policy.critic_reads_apart else shared
-        )
-        best = self.policy.best_unit(there, self.target_actor, features)
-        action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
-        return NextStep(slow, action, torch.zeros_like(minibatch["reward"]))
+        next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
+        with torch.no_grad():
+            features, for_critics = policy.features_for_target(
+                minibatch, next_td, shared, apart if policy.critic_reads_apart else shared
+            )
+            best = policy.best_unit(next_td, self.target_actor, features)
+            action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
+        outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
+        next_q, probs = critic.least_value(next_outputs)
+        # Fujimoto et al. 2018, equation 10.
+        target = self.scaled(minibatch["reward"]) + minibatch["discount"] * next_q
+        return critic.loss(outputs, target, probs)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the actor's loss on samples [B], and scalars to log."""

@@ -7,7 +7,6 @@ from lightning_rl.algorithms.base import RankState as RankState
 from lightning_rl.algorithms.checks import check_batch_size as check_batch_size
 from lightning_rl.algorithms.checks import check_entropy as check_entropy
 from lightning_rl.algorithms.checks import check_sequences as check_sequences
-from lightning_rl.algorithms.off_policy import NextStep as NextStep
 from lightning_rl.algorithms.off_policy import check_q_policy as check_q_policy
 from lightning_rl.algorithms.on_policy import TransitionSampler as TransitionSampler
 from lightning_rl.algorithms.on_policy import epochs as epochs

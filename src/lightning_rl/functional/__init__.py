@@ -26,7 +26,7 @@ from lightning_rl.functional.off_policy import kl_penalty as kl_penalty
 from lightning_rl.functional.off_policy import loglinear_proximal as loglinear_proximal
 from lightning_rl.functional.q_learning import advantage_weight as advantage_weight
 from lightning_rl.functional.q_learning import categorical_loss as categorical_loss
-from lightning_rl.functional.q_learning import categorical_target as categorical_target
+from lightning_rl.functional.q_learning import categorical_projection as categorical_projection
 from lightning_rl.functional.q_learning import double_q_target as double_q_target
 from lightning_rl.functional.q_learning import ensemble_loss as ensemble_loss
 from lightning_rl.functional.q_learning import expected_soft_value as expected_soft_value
@@ -35,5 +35,4 @@ from lightning_rl.functional.q_learning import min_of_subset as min_of_subset
 from lightning_rl.functional.q_learning import outputs_of_min as outputs_of_min
 from lightning_rl.functional.q_learning import random_subsets as random_subsets
 from lightning_rl.functional.q_learning import soft_policy_loss as soft_policy_loss
-from lightning_rl.functional.q_learning import soft_target as soft_target
 from lightning_rl.functional.q_learning import temperature_loss as temperature_loss

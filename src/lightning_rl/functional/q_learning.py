@@ -6,34 +6,13 @@ from torch import Tensor
 from lightning_rl.functional.losses import refuse_broadcast
 
 
-def soft_target(
-    reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor | float
-) -> Tensor:
-    """Return r + discount * (Q(s', a') - alpha * log pi(a'|s')), [B].
-
-    Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", equations 2 and
-    3; with alpha = 0 the target of TD3 (Fujimoto et al. 2018, "Addressing Function Approximation
-    Error in Actor-Critic Methods", equation 10). Time limits: `discount` is zero only if s' is
-    terminal.
-
-    Args:
-        reward: [B], summed over the steps to s'.
-        discount: [B], gamma^k for k env steps to s', zero if the episode terminated.
-        next_q: [B], of the policy's action in s', by the target networks.
-        next_log_prob: [B], of that action.
-        alpha: the temperature; zero for a target without entropy.
-    """
-    refuse_broadcast(reward=reward, discount=discount, next_q=next_q, next_log_prob=next_log_prob)
-    return reward + discount * (next_q - alpha * next_log_prob)
-
-
 def double_q_target(
     reward: Tensor, discount: Tensor, next_q: Tensor, next_target_q: Tensor
 ) -> Tensor:
     """Return r + discount * Q'(s', argmax_a Q(s', a)), [B].
 
     Source: van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning", equation
-    4. Time limits: as for `soft_target`.
+    4. Time limits: `discount` is zero only if s' is terminal.
 
     Args:
         reward: [B], summed over the steps to s'.
@@ -49,43 +28,37 @@ def double_q_target(
 def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
     """Return the sum over critics of mean((Q_e - target)^2) / 2 [], for Q [E, B] and target [B].
 
-    Source: Haarnoja et al. 2018, equation 5.
+    Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", equation 5.
     """
-    refuse_broadcast(q=q[0], target=target)
+    if q[0].shape != target.shape:  # called at each update: `refuse_broadcast` only explains
+        refuse_broadcast(q=q[0], target=target)
     return 0.5 * (q - target).square().mean(-1).sum()
 
 
-def categorical_target(
-    reward: Tensor, discount: Tensor, next_probs: Tensor, cost: Tensor, atoms: Tensor
-) -> Tensor:
-    """Return the distribution of r + discount * (Z(s', a') - cost) on the atoms, [B, K].
+def categorical_projection(values: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
+    """Return the distribution on the atoms [B, K] of the values [K, B] with probabilities [B, K].
 
-    Each shifted atom's probability is split linearly between its two nearest atoms, or goes to the
-    end atom. This keeps the total probability, and the mean unless atoms lie beyond the ends.
+    Each value's probability is split linearly between its two nearest atoms, or goes to the end
+    atom. This keeps the total probability, and the mean unless values lie beyond the ends.
 
     Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning",
-    algorithm 1; with cost = alpha * log pi(a'|s') the target of SAC, as in Ma et al. 2020, "DSAC:
-    Distributional Soft Actor Critic for Risk-Sensitive Reinforcement Learning", equation 8. Time
-    limits: as for `soft_target`.
+    algorithm 1.
 
     Args:
-        reward: [B], summed over the steps to s'.
-        discount: [B], gamma^k for k env steps to s', zero if the episode terminated.
-        next_probs: [B, K], of Z(s', a').
-        cost: [B], subtracted from Z(s', a').
+        values: [K, B], the atoms of the next state, discounted and shifted for each sample.
+        probs: [B, K], of these values.
         atoms: [K], evenly spaced, ascending.
     """
-    refuse_broadcast(reward=reward, discount=discount, next_probs=next_probs[:, 0], cost=cost)
+    refuse_broadcast(values=values.t(), probs=probs)
     last = len(atoms) - 1
     width = (atoms[-1] - atoms[0]) / last
-    moved = reward[:, None] + discount[:, None] * (atoms - cost[:, None])
-    place = ((moved - atoms[0]) / width).clamp(0, last)
+    place = ((values.t() - atoms[0]) / width).clamp(0, last)
+    # The last value has no atom above it: it lies at the upper end of the last interval.
     below = place.floor().clamp(max=last - 1)
     upper = place - below
     index = below.long()
-    found = torch.zeros_like(next_probs)
-    found = found.scatter_add(-1, index, next_probs * (1 - upper))
-    return found.scatter_add(-1, index + 1, next_probs * upper)
+    projected = torch.zeros_like(probs).scatter_add(-1, index, probs * (1 - upper))
+    return projected.scatter_add(-1, index + 1, probs * upper)
 
 
 def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -117,7 +90,8 @@ def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tens
 
     Source: Haarnoja et al. 2018, equation 7. Takes log-probs [B], values [B] and a detached alpha.
     """
-    refuse_broadcast(log_prob=log_prob, q=q)
+    if log_prob.shape != q.shape:
+        refuse_broadcast(log_prob=log_prob, q=q)
     return (alpha * log_prob - q).mean()
 
 

@@ -314,7 +314,8 @@ class PerceptronPolicy(Policy):
 
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return the inputs [B, F] of the action distribution for the actor's features [B, D]."""
-        output = widened(self.actor(features))
+        output: Tensor = self.actor(features)
+        output = output if output.dtype == torch.float32 else widened(output)
         # A second pass, without the condition: classifier-free guidance.
         if ABSENT in td.keys():
             absent = TensorDict({"observation": td.get(ABSENT)}, td.batch_size)

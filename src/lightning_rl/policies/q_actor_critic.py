@@ -171,11 +171,7 @@ class QActorCritic(PerceptronPolicy):
                 return actor_features, self.critic_features(next_td)
             read = (critic_encoder_memory[0], self.critic_normalizer, self.critic_keys)
             return actor_features, self.read(next_td, *read)
-        same = all(
-            one is other
-            for one, other in zip(critic_encoder_memory, actor_encoder_memory, strict=True)
-        )
-        if same:
+        if critic_encoder_memory == actor_encoder_memory:
             return actor_features, actor_features
         return actor_features, self.next_features(td, next_td, *critic_encoder_memory)
 

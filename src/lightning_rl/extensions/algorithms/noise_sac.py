@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import SAC, QActorCritic
-from lightning_rl.extend.algorithms import NextStep, Objective
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extensions.algorithms.steering import SteeredActorCritic
 
 
@@ -52,11 +52,14 @@ class NoiseSAC(SAC):
         tried = torch.randn(size, generator=self.generator, device=self.device)
         return {"tried_noise": tried} | super().drawn_fields(count)
 
-    def next_step(self, minibatch: TensorDict) -> NextStep:
+    def critic_outputs(
+        self, minibatch: TensorDict, next_features: Tensor, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
         next_td = TensorDict({"observation": minibatch["next_observation"]}, minibatch.batch_size)
-        following = super().next_step(minibatch)
         # The actor chose noise, but the critics of the targets read actions.
-        return following._replace(action=self.policy.decoded(next_td, following.action))
+        with torch.no_grad():
+            next_action = self.policy.decoded(next_td, next_action)
+        return super().critic_outputs(minibatch, next_features, next_action)
 
     def noise_critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics of noise on samples [B], and scalars to log.

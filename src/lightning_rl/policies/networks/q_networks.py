@@ -9,6 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.functional import (
+    categorical_loss,
+    categorical_projection,
+    ensemble_loss,
+    min_of_subset,
+    outputs_of_min,
+)
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.networks.perceptron import (
     ACTIVATIONS,
@@ -158,7 +165,7 @@ class QEnsemble(nn.Module):
 
     def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
         """Return the outputs [E, B, K], values or logits, of features [B, D] and actions [B, A]."""
-        return widened(self._pass(_joined(features, unit_action), False))
+        return self._pass(_joined(features, unit_action), False)
 
     def joint_outputs(
         self, features: Tensor, unit_action: Tensor, next_features: Tensor, next_action: Tensor
@@ -172,8 +179,43 @@ class QEnsemble(nn.Module):
         both = torch.cat(
             [_joined(features, unit_action), _joined(next_features, next_action)], dim=0
         )
-        now, following = widened(self._pass(both, True)).chunk(2, dim=1)
-        return now, following
+        outputs, next_outputs = self._pass(both, True).chunk(2, dim=1)
+        return outputs, next_outputs
+
+    def least_value(
+        self, outputs: Tensor, subset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the least of the critics' values [B], and None.
+
+        For categorical critics, return the atoms [K, 1], and their probabilities [B, K] by the
+        critic with the least value.
+
+        Args:
+            outputs: [E, B, K].
+            subset: [B, M], indices of critics; None for all.
+        """
+        q = self.mean(outputs)
+        if self.atoms is None:
+            return min_of_subset(q, subset), None
+        return self.atoms[:, None], outputs_of_min(outputs, q, subset).softmax(-1)
+
+    def loss(
+        self, outputs: Tensor, target: Tensor, probs: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of `outputs` [E, B, K], summed over the critics, and scalars to log.
+
+        Args:
+            outputs: [E, B, K], with gradients.
+            target: [B]; for categorical critics [K, B], computed from the atoms of `least_value`.
+            probs: [B, K], of the atoms; None for values.
+        """
+        q = self.mean(outputs)
+        if self.atoms is None or probs is None:
+            loss = ensemble_loss(q, target)
+        else:
+            probs = categorical_projection(target, probs, self.atoms)
+            loss, target = categorical_loss(outputs, probs), probs @ self.atoms
+        return loss, {"q": q.mean(), "q_target": target.mean()}
 
     def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
         x = inputs.expand(self.num_critics, -1, -1)
@@ -185,13 +227,15 @@ class QEnsemble(nn.Module):
             for i in range(blocks):
                 inner = self._layer(self._normalized(x, i, moving), 1 + 2 * i)
                 x = x + self._layer(self.activate(inner), 2 + 2 * i)
-            return self._layer(self._normalized(x, blocks, moving), len(self.weights) - 1)
-        before = self.normalization == "batch"
-        last = len(self.weights) - 1
-        for i in range(last):
-            x = self._layer(self._normalized(x, i, moving) if before else x, i)
-            x = self.activate(x if before else self._normalized(x, i, moving))
-        return self._layer(self._normalized(x, last, moving) if before else x, last)
+            x = self._layer(self._normalized(x, blocks, moving), len(self.weights) - 1)
+        else:
+            normalizes_inputs = self.normalization == "batch"
+            last = len(self.weights) - 1
+            for i in range(last):
+                x = self._layer(self._normalized(x, i, moving) if normalizes_inputs else x, i)
+                x = self.activate(x if normalizes_inputs else self._normalized(x, i, moving))
+            x = self._layer(self._normalized(x, last, moving) if normalizes_inputs else x, last)
+        return x if x.dtype == torch.float32 else widened(x)
 
     def _layer(self, x: Tensor, layer: int) -> Tensor:
         product: Tensor = torch.baddbmm(self.biases[layer], x, self.weights[layer])
