@@ -247,7 +247,7 @@ MUTATIONS = (
     Mutation(
         "collectors/evaluation.py",
         "an episode begins with what was remembered of the one before it",
-        "self._state[key] = state.masked_fill(ended, 0)",
+        "self._state[key] = state.masked_fill(mask, 0)",
         "pass",
         "equivalence/test_load_policy.py",
     ),
@@ -1092,8 +1092,8 @@ MUTATIONS = (
     Mutation(
         "collectors/ahead.py",
         "a new chunk begins at its first action, however old its observation is",
-        "chunk, begun, pending = pending.result(), asked, None",
-        "chunk, begun, pending = pending.result(), step, None",
+        "chunk, chunk_start, pending = pending.result(), request_step, None",
+        "chunk, chunk_start, pending = pending.result(), step, None",
         "numerics/test_robots.py",
     ),
     Mutation(
@@ -1223,8 +1223,8 @@ MUTATIONS = (
     Mutation(
         "collectors/loop.py",
         "the groups of every rollout begin in the same states",
-        "drawn = np.random.SeedSequence([self._seed, self.rollouts])",
-        "drawn = np.random.SeedSequence([self._seed])",
+        "sequence = np.random.SeedSequence([self._seed, self.rollouts])",
+        "sequence = np.random.SeedSequence([self._seed])",
         "numerics/test_grpo.py numerics/test_collection.py",
     ),
     Mutation(
@@ -1286,8 +1286,8 @@ MUTATIONS = (
     Mutation(
         "collectors/statistics.py",
         "the step that ends an episode is counted to the next one, too",
-        "before[n], lasted[n], begins[n] = 0.0, 0, t + 1",
-        "before[n], lasted[n], begins[n] = 0.0, 0, t",
+        "sums[n], lengths[n], begins[n] = 0.0, 0, t + 1",
+        "sums[n], lengths[n], begins[n] = 0.0, 0, t",
         "numerics/test_collection.py",
     ),
     Mutation(
@@ -1607,7 +1607,7 @@ MUTATIONS = (
     Mutation(
         "rollout/contract.py",
         "the observation after the end of an episode is that of the next one",
-        "following[rows, steps] = final",
+        "next_observation[rows, steps] = final",
         "pass",
         "numerics/test_rollout.py",
     ),

@@ -51,7 +51,7 @@ class ChunksAhead:
             choose: returns chunks [N, K, *A] for observations [N, ...].
             is_outdated: as for `ChunkActor`; the old chunk executes until the next one is there.
         """
-        step = begun = asked = 0
+        step = chunk_start = request_step = 0
         chunk: Tensor | None = None
         pending: Future[Tensor] | None = None
 
@@ -60,20 +60,21 @@ class ChunksAhead:
             return choose(observation, running)
 
         def act(observation: Observation, running: Tensor) -> Tensor:
-            nonlocal step, begun, asked, chunk, pending
-            due = chunk is None or step - begun >= self._execute or is_outdated()
-            if pending is None and due:
+            nonlocal step, chunk_start, request_step, chunk, pending
+            is_due = chunk is None or step - chunk_start >= self._execute or is_outdated()
+            if pending is None and is_due:
                 # Copy, because the env reuses its observation arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
-                asked, pending = step, self._thread.submit(infer, *copies)
-            used_up = chunk is None or step - begun >= self._size
+                request_step, pending = step, self._thread.submit(infer, *copies)
+            # Only a used-up chunk makes the env wait.
+            used_up = chunk is None or step - chunk_start >= self._size
             if pending is not None and (used_up or pending.done()):
                 if chunk is not None:
-                    self.waited += not pending.done()
-                    self.skipped.append(step - asked)
-                chunk, begun, pending = pending.result(), asked, None
+                    self.waited += not pending.done()  # before `result`, which waits
+                    self.skipped.append(step - request_step)
+                chunk, chunk_start, pending = pending.result(), request_step, None
             assert chunk is not None
-            action = chunk[:, step - begun]
+            action = chunk[:, step - chunk_start]  # skips actions whose steps have passed
             step += 1
             return action
 

@@ -107,7 +107,7 @@ class AsyncCollector(Collector):
         except TimeoutError as error:
             raise TimeoutError(f"{error} {self._thread_status()}") from error
         self.reports_success = self._loop.reports_success
-        if window.notes["number"] != self._read + 1:
+        if window.notes["number"] != self._read + 1:  # a rollout in between was dropped
             self.skip_rollout()
         self._read = window.notes["number"]
         rollout = window.rollout().to(self.policy.version.device)
@@ -126,34 +126,34 @@ class AsyncCollector(Collector):
         self._weights.publish(self.policy)
 
     def metrics(self) -> dict[str, float]:
-        seen = self._buffer.statistics()
+        statistics = self._buffer.statistics()
         now = {
             "at": time.perf_counter(),
-            "collector": seen["writer_wait_seconds"] + self._weights.waited_seconds,
-            "learner": seen["reader_wait_seconds"],
+            "collector": statistics["writer_wait_seconds"] + self._weights.waited_seconds,
+            "learner": statistics["reader_wait_seconds"],
         }
-        passed = {key: now[key] - self._measured[key] for key in now}
+        elapsed = {key: now[key] - self._measured[key] for key in now}
         self._measured = now
         return (
             super().metrics()
             | self._pace()
             | {
-                "async/queue_depth": seen["queue_depth"],
-                "async/collector_idle": 100.0 * min(1.0, passed["collector"] / passed["at"]),
-                "async/learner_idle": 100.0 * min(1.0, passed["learner"] / passed["at"]),
-                "async/dropped_steps": seen["dropped_steps"] + self._stale_steps,
-                "async/collected_steps": seen["written_steps"],
+                "async/queue_depth": statistics["queue_depth"],
+                "async/collector_idle": 100.0 * min(1.0, elapsed["collector"] / elapsed["at"]),
+                "async/learner_idle": 100.0 * min(1.0, elapsed["learner"] / elapsed["at"]),
+                "async/dropped_steps": statistics["dropped_steps"] + self._stale_steps,
+                "async/collected_steps": statistics["written_steps"],
                 "async/publish_ms": 1000.0 * self._weights.publish_seconds,
             }
         )
 
     def _pace(self) -> dict[str, float]:
-        since = [self._begun_at.popleft() for _ in range(len(self._begun_at) - 1)]
-        since += self._begun_at  # keep the last time for the next call
-        if len(since) < 3:
+        times = [self._begun_at.popleft() for _ in range(len(self._begun_at) - 1)]
+        times += self._begun_at  # keep the last time for the next call
+        if len(times) < 3:
             return {}
-        apart = 1000.0 * np.diff(since)
-        return {"async/step_ms": float(apart.mean()), "async/step_jitter_ms": float(apart.std())}
+        gaps = 1000.0 * np.diff(times)
+        return {"async/step_ms": float(gaps.mean()), "async/step_jitter_ms": float(gaps.std())}
 
     def state_dict(self) -> dict[str, Any]:
         with self._boundary:
@@ -167,7 +167,7 @@ class AsyncCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._loop.load_state_dict(state["loop"])
-        self._read = state.get("read", state["loop"]["rollouts"])
+        self._read = state.get("read", state["loop"]["rollouts"])  # older checkpoints lack it
         if "buffer" in state:
             self._stale_steps = state["stale_steps"]
             windows = self._fresh_enough(state["buffer"]["windows"])
@@ -180,7 +180,7 @@ class AsyncCollector(Collector):
         self._buffer.close()
         if self._thread is not None:
             self._thread.join(0.0 if self._is_lost else JOIN_SECONDS)
-            if self._thread.is_alive() and not self._is_lost:
+            if self._thread.is_alive() and not self._is_lost:  # a lost one was reported
                 warnings.warn(
                     f"The collector's thread has not stopped within {JOIN_SECONDS:g} s: a step of "
                     f"{type(self.env).__name__} or of {type(self.policy).__name__} hangs. The "
@@ -209,13 +209,14 @@ class AsyncCollector(Collector):
                 self._acting_number = self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
                 notes["number"] = self._loop.rollouts
+                # A checkpoint in between would have this rollout twice, or not at all.
                 with self._boundary:
                     self._buffer.commit(steps, notes)
                     self._begun += 1
                     self._resume_from = self._loop.state_dict()
-        except BufferClosed:
+        except BufferClosed:  # `close` ends the thread
             pass
-        except BaseException as error:
+        except BaseException as error:  # the learner's next `collect` raises it
             self._buffer.fail(error)
 
     def _may_begin(self, version: int) -> bool:
@@ -226,7 +227,7 @@ class AsyncCollector(Collector):
         return self._begun <= updates + (self.max_staleness if updates else 0)
 
     def _load_weights(self, finish: Callable[[], None]) -> bool:
-        self._weights.refuse_closed()
+        self._weights.refuse_closed()  # ends the thread between two steps
         self._begun_at.append(time.perf_counter())
         if self._weights.number == self._acting_number:
             return False
@@ -247,6 +248,7 @@ class AsyncCollector(Collector):
         oldest = [int(rollout["policy_version"][:, :-1].min()) for rollout in rollouts]
         now, dropped = int(self.policy.version), 0
         while any(
+            # The unread rollout number `turn` is trained on after as many further updates.
             now + turn - version > self.max_staleness
             for turn, version in enumerate(oldest[dropped:])
         ):

@@ -92,11 +92,12 @@ class Collector(ABC):
             episode_statistics: the statistics of its envs. Default: `statistics`.
         """
         episode_statistics = episode_statistics or self.statistics
-        follows = torch.tensor(not (envs_were_reset or self._skipped), device=rollout.device)
-        rollout["continues"] = follows.expand(rollout.batch_size)
+        continues = torch.tensor(not (envs_were_reset or self._skipped), device=rollout.device)
+        # One flag in the batch shape, which all fields have.
+        rollout["continues"] = continues.expand(rollout.batch_size)
         self._skipped = False
         if envs_were_reset:
-            episode_statistics.restart_episodes()
+            episode_statistics.restart_episodes()  # before `follow`, which adds to them
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
         first_only = self.context.episode_settings.first_episode_only
         counted = first_episode_mask(done) if first_only else None
@@ -106,9 +107,10 @@ class Collector(ABC):
             reports = reports | {"intervention/rate": float(intervened.float().mean())}
         steps = env_steps(rollout)
         if "padding" in rollout.keys():
-            steps = (~rollout["padding"][:, :-1]).long()
-        ended = episode_statistics.follow(reward, done, success, steps, counted, intervened)
-        for episodes in self._of_all_ranks(ended, reports):
+            steps = (~rollout["padding"][:, :-1]).long()  # a padded step took no env step
+        new_episodes = episode_statistics.follow(reward, done, success, steps, counted, intervened)
+        # Every rank adds the episodes of all ranks in the same order: equal averages everywhere.
+        for episodes in self._of_all_ranks(new_episodes, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)
         return rollout
@@ -118,14 +120,14 @@ class Collector(ABC):
         self.statistics.skip_rollout()
         self._skipped = True
 
-    def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
-        gathered = ranks.gather_over_ranks((ended, reports, self.reports_success))
+    def _of_all_ranks(self, new_episodes: Episodes, reports: dict[str, float]) -> list[Episodes]:
+        gathered = ranks.gather_over_ranks((new_episodes, reports, self.reports_success))
         self.reports_success = any(says for *_, says in gathered)
-        collected: dict[str, list[float]] = {}
+        values_by_name: dict[str, list[float]] = {}
         for _, averages, _ in gathered:
             for name, value in averages.items():
-                collected.setdefault(name, []).append(value)
-        self.reports = {name: sum(values) / len(values) for name, values in collected.items()}
+                values_by_name.setdefault(name, []).append(value)
+        self.reports = {name: sum(values) / len(values) for name, values in values_by_name.items()}
         return [episodes for episodes, *_ in gathered]
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class Collector(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state before the first `collect`."""
         self.env_steps = state["env_steps"]
-        if len(state["statistics"]["return"]) == self.env.num_envs:
+        if len(state["statistics"]["return"]) == self.env.num_envs:  # one running return per env
             self.statistics.load_state_dict(state["statistics"])
 
     def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
@@ -162,6 +164,7 @@ class SyncCollector(Collector):
             steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
+        # A rollout that ended early is shorter.
         return self.count_rollout(first_steps(self._segment.rollout, steps), **notes)
 
     def state_dict(self) -> dict[str, Any]:

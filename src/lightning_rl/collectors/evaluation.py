@@ -51,7 +51,7 @@ class EpisodeSeeds(IterableDataset[list[int]]):
     """
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
+        share = -(-num_episodes // ranks.world_size())  # rounded up; the last rank may have fewer
         first = ranks.rank() * share
         seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
         self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
@@ -92,7 +92,7 @@ def run_episodes(
     policy.eval()
     choose = action_function(policy, env.num_envs, None if deterministic else seeds)
     playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS, calls)
-    returns = torch.zeros(env.num_envs, dtype=torch.float64)
+    returns = torch.zeros(env.num_envs, dtype=torch.float64)  # float32 sums would drift
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None
     episodes: dict[int, Episode] = {}
@@ -101,12 +101,13 @@ def run_episodes(
     for info in playing:
         returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
         executed = info.get("executed")  # if an action is a chunk
+        # Finished rows count on: their length has been read.
         lengths += 1 if executed is None else executed.sum(-1).cpu()
         if intervened is not None:
-            taken = interventions(env, playing.action, info)["intervened"]
-            intervened += playing.counted & taken.cpu()
-        ended = playing.counted & ~playing.running
-        for i in ended.nonzero().flatten().tolist():
+            flags = interventions(env, playing.action, info)["intervened"]
+            intervened += playing.counted & flags.cpu()
+        done = playing.counted & ~playing.running
+        for i in done.nonzero().flatten().tolist():
             episodes[i] = {
                 "seed": int(seeds[i]),
                 "return": float(returns[i]),
@@ -174,23 +175,24 @@ class EpisodeActor:
     def begin(self, rows: Tensor) -> None:
         """Reset the state to zero in `rows` [N] bool."""
         for key, state in self._state.items():
-            ended = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
-            self._state[key] = state.masked_fill(ended, 0)
+            mask = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
+            self._state[key] = state.masked_fill(mask, 0)
 
     def _draw(self, td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
+        # Row by row, because each episode draws from its own generator.
         results = [
             self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
         ]
-        everyone: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         for key in ("action", "next_state") if self._state else ("action",):
-            drawn = torch.cat([result[key] for result in results])
+            samples = torch.cat([result[key] for result in results])
             # Finished rows copy the first running row: their actions do not matter.
-            like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
+            like_first = samples[:1].expand(len(td), *samples.shape[1:])
             if key == "action" and self._policy.masks_actions:  # but each has its own mask
                 mask = td["observation"][MASK]
                 like_first = allowed_random_action(self._policy.action_space, like_first, mask)
-            everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
-        return everyone
+            outputs[key] = like_first.index_copy(0, rows.to(samples.device), samples)
+        return outputs
 
 
 def _final_reports(info: dict[str, Any], i: int) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
     reports_success |= any(episode["success"] is not None for episode in episodes)
     successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
     names = sorted({name for episode in episodes for name in episode["metrics"]})
-    intervened = [one["intervened"] for one in episodes if one["intervened"] is not None]
+    intervened = [e["intervened"] for e in episodes if e["intervened"] is not None]
     return {
         "episodes": len(episodes),
         "avg_reward": float(returns.mean()),
@@ -245,6 +247,7 @@ def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
     """Return [low, high], a 95 % percentile-bootstrap interval of the mean of [M] (Efron 1979)."""
+    # A fixed seed: the same episodes give the same interval.
     index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])
     return [float(low), float(high)]

@@ -65,7 +65,7 @@ def run_steps(
     `before` is called before each step with its number, and may raise to end the loop. `phase`
     times the phases `inference` and `env`, `calls` the calls into the env (see `EnvWatch`).
     """
-    call = calls("step")
+    call = calls("step")  # the same context for all steps
     for t in range(num_steps):
         if before is not None:
             before(t)
@@ -110,8 +110,8 @@ class FirstEpisodes:
         calls: PhaseTimer = no_phases,
     ) -> None:
         self._env, self._choose, self._calls = env, choose, calls
-        self._max_steps = -(-max_steps // env.steps_per_action)
-        idle = [seeds[0]] * (env.num_envs - len(seeds))
+        self._max_steps = -(-max_steps // env.steps_per_action)  # rounded up to whole chunks
+        idle = [seeds[0]] * (env.num_envs - len(seeds))  # rows without an episode
         with calls("reset"):
             self.observation, _ = env.reset(seed=[*seeds, *idle])
         self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
@@ -119,7 +119,7 @@ class FirstEpisodes:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for t, info in run_steps(self, self, self._max_steps, calls=self._calls):
             done = self.terminated.cpu() | self.truncated.cpu()
-            self.counted = self.running
+            self.counted = self.running  # the step that ends an episode counts, too
             self.running = self.counted & ~done & (t + 1 < self._max_steps)
             yield info
             if not self.running.any():
@@ -286,15 +286,17 @@ class RolloutLoop:
             )
             for segment in segments
         ]
-        self._plain = self._writers
+        self._eager = self._writers
         if context.compilation is not None:
-            ahead = load_weights is None and not context.episode_settings.first_episode_only
+            # New weights may come between two steps, and an early end looks at each step: either
+            # needs the results immediately.
+            defer_reads = load_weights is None and not context.episode_settings.first_episode_only
             rollouts = [segment.rollout for segment in segments]
-            plain = [(writer.actor, writer.stepper) for writer in self._plain]
-            pairs = compile_steps(env, policy, rollouts, plain, context.compilation, ahead)
+            eager = [(writer.actor, writer.stepper) for writer in self._eager]
+            pairs = compile_steps(env, policy, rollouts, eager, context.compilation, defer_reads)
             self._writers = [
                 writer._replace(actor=actor, stepper=stepper)
-                for writer, (actor, stepper) in zip(self._plain, pairs, strict=True)
+                for writer, (actor, stepper) in zip(self._eager, pairs, strict=True)
             ]
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
@@ -316,37 +318,39 @@ class RolloutLoop:
         if self._plan.keep_start:
             self.start = self._env.state_dict() or {}
         storage, success, actor, stepper = writer = self._writer_of(segment)
-        since = steps = 0
+        since = steps = 0  # `since`: first step with the current weights
         masks = self._masks_of(storage)
 
-        def before(t: int) -> None:
+        def prepare(t: int) -> None:
             nonlocal since
-            if masks is not None and masks.device.type == "cpu":
+            if masks is not None and masks.device.type == "cpu":  # elsewhere once per rollout
                 self._check_masks(masks[t : t + 1], t)
             if self._load_weights is None:
                 return
+            # Steps before t belong to the old weights: `_close` writes their version first.
             if self._load_weights(lambda: self._close(writer, since, t)):
-                actor.begin(self._generator, t)
+                actor.begin(self._generator, t)  # computes what it caches of the weights
                 since = t
 
         with self._phase("inference"):
             actor.begin(self._generator)
-        played = run_steps(
+        step_results = run_steps(
             actor,
             stepper,
             len(storage) - 1,
-            before=before if self._load_weights or masks is not None else None,
+            before=prepare if self._load_weights or masks is not None else None,
             phase=self._phase,
             calls=self._calls,
         )
         may_end_early = self._plan.first_episode_only
-        for t, info in played:
+        for t, info in step_results:
             steps = t + 1
             if info:
                 self._store_reports(success, t, info)
             if may_end_early and self._all_have_finished(storage, steps):
                 break
         self._close(writer, since, steps)
+        # Before `_check_ends`: on a device, `finish` writes the buffered final observations.
         reports = stepper.finish()
         if reports is not None:
             self._reports.add_sums(reports.names, reports.sums, reports.counts)
@@ -355,19 +359,22 @@ class RolloutLoop:
         if masks is not None and masks.device.type != "cpu":  # once, because it synchronizes
             self._check_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
+        # Views of the bootstrap slot. The next rollout may overwrite this segment, so `_begin`
+        # copies them to slot 0 before its first step.
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
+        # Loops do not ask each other: all are assumed to step as often as this one.
         self.env_steps += env_steps_in(first_steps(segment.rollout, steps)) * self._num_loops
         return steps, {"envs_were_reset": envs_were_reset, "reports": self._reports.close_rollout()}
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
         writer = self._writers[segment.index]
-        plain = self._plain[segment.index]  # a compiled actor acts and steps in one call
+        eager = self._eager[segment.index]  # a compiled actor acts and steps in one call
         if self.env_steps < self._plan.random_env_steps:
-            return plain._replace(actor=UniformActor(self._policy, segment.rollout))
+            return eager._replace(actor=UniformActor(self._policy, segment.rollout))
         mixer = self._plan.mixer
-        mixed = mixer(plain.actor, self.env_steps, segment.rollout) if mixer else None
-        if mixed is not None:
-            return plain._replace(actor=mixed)
+        mixed = mixer(eager.actor, self.env_steps, segment.rollout) if mixer else None
+        if mixed is not None:  # the teacher acts in some steps
+            return eager._replace(actor=mixed)
         return writer
 
     def _begin(self, segment: Segment) -> bool:
@@ -375,7 +382,7 @@ class RolloutLoop:
         first = segment.steps[0]
         if envs_were_reset:
             self._next = {"observation": self._reset()}
-            place = first.get("observation")
+            place = first.get("observation")  # a wrong shape might broadcast there
             check_like(type(self._env).__name__, self._next["observation"], place, "observation")
         for key in self._carried:
             if key in self._next:
@@ -384,12 +391,12 @@ class RolloutLoop:
                 first.get(key).zero_()
         self.rollouts += 1
         self._finished.zero_()
-        self._writers[segment.index].storage["success"].zero_()
+        self._writers[segment.index].storage["success"].zero_()  # steps without a report write none
         clear_final_observations(segment.rollout)
         return envs_were_reset
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
-        if start == stop:
+        if start == stop:  # new weights before the first step
             return
         with self._phase("inference"):
             writer.actor.finish(start, stop)
@@ -419,16 +426,18 @@ class RolloutLoop:
         if steps == 0:
             return False
         self._finished |= storage["terminated"][steps - 1] | storage["truncated"][steps - 1]
+        # Each look at a device waits for it: a few steps too many are cheaper.
         look = self._finished.device.type == "cpu" or steps % LOOK_EVERY == 0
         return look and bool(self._finished.all())
 
     def _reset(self) -> Observation:
         size = self._plan.group_size
-        if self.rollouts == 0 and size == 1:
+        if self.rollouts == 0 and size == 1:  # the env seeds its rows itself, by seed + i
             with self._calls("reset"):
                 return self._env.reset(seed=self._seed)[0]
-        drawn = np.random.SeedSequence([self._seed, self.rollouts])
-        seeds = drawn.generate_state(self._env.num_envs // size).repeat(size)
+        # From the number of the rollout, so that a resumed run draws the same seeds.
+        sequence = np.random.SeedSequence([self._seed, self.rollouts])
+        seeds = sequence.generate_state(self._env.num_envs // size).repeat(size)
         with self._calls("reset"):
             observation, _ = self._env.reset(seed=seeds.tolist())
         if not _rows_equal(observation, size):
@@ -441,10 +450,11 @@ class RolloutLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next rollout depends on, as plain numbers and tensors."""
-        following = {} if self._plan.reset_every_rollout else self._next
-        policy_state = {key: following[key].clone() for key in ("state",) if key in following}
+        next_slot = {} if self._plan.reset_every_rollout else self._next
+        policy_state = {key: next_slot[key].clone() for key in ("state",) if key in next_slot}
         with self._calls("state_dict"):
-            env_state = self._env.state_dict() if following else None
+            # Without a next slot, new episodes begin.
+            env_state = self._env.state_dict() if next_slot else None
         return {
             "env": env_state,
             "generator": self._generator.get_state(),
@@ -458,7 +468,7 @@ class RolloutLoop:
         """Restore a saved state; if the env cannot be restored, warn and begin new episodes."""
         self._generator.set_state(state["generator"].cpu())
         self.rollouts = state["rollouts"]
-        self.env_steps = state.get("env_steps", self.env_steps)
+        self.env_steps = state.get("env_steps", self.env_steps)  # older checkpoints lack it
         self.reports_success = state["reports_success"]
         if self._plan.reset_every_rollout or self.rollouts == 0:
             return  # new episodes begin in any case

@@ -67,59 +67,61 @@ class EpisodeStatistics:
         """
         rewards = reward.double().cpu()  # a float32 sum of thousands would drift
         ends = done.t().nonzero().tolist()
-        returned = done if counted is None else done & counted
-        ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist(), [])
+        counted = done if counted is None else done & counted
+        batch = Episodes([], [], [] if success is None else success.t()[counted.t()].tolist(), [])
         if intervened is not None:
-            ended.takeovers.extend(self._follow_takeovers(intervened, done, returned))
+            batch.takeovers.extend(self._follow_takeovers(intervened, done, counted))
         begins = [0] * len(rewards)
         if ends:  # five times as fast on plain numbers as on tensors
-            rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
+            rows, sums, lengths = rewards.numpy(), self._return.numpy(), self._length.numpy()
             incomplete = self._incomplete.numpy()
-            taken = None if env_steps is None else env_steps.cpu().numpy()
-            counts = returned.cpu().numpy()
+            sizes = None if env_steps is None else env_steps.cpu().numpy()
+            counts = counted.cpu().numpy()
             for t, n in ends:
                 begin = begins[n]
-                steps = t + 1 - begin if taken is None else int(taken[n, begin : t + 1].sum())
+                steps = t + 1 - begin if sizes is None else int(sizes[n, begin : t + 1].sum())
+                # The beginning of an incomplete episode was in a dropped rollout.
                 if counts[n, t] and not incomplete[n]:
-                    ended.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
-                    ended.lengths.append(int(lasted[n]) + steps)
-                incomplete[n] = False
-                before[n], lasted[n], begins[n] = 0.0, 0, t + 1
+                    batch.returns.append(float(sums[n] + rows[n, begin : t + 1].sum()))
+                    batch.lengths.append(int(lengths[n]) + steps)
+                incomplete[n] = False  # its next episode is seen from the beginning
+                sums[n], lengths[n], begins[n] = 0.0, 0, t + 1
         # Mask rewards before the last end instead of subtracting them: they may be NaN.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         taken_since = under_way if env_steps is None else under_way * env_steps.cpu()
         self._length += taken_since.sum(1)
-        return ended
+        return batch
 
     def _follow_takeovers(
-        self, intervened: Tensor, done: Tensor, returned: Tensor
+        self, intervened: Tensor, done: Tensor, counted: Tensor
     ) -> list[tuple[int, int]]:
         if not (intervened.any() or self._taken.any()):
-            return [(0, 0)] * int(returned.sum())  # fast path without interventions
-        found = []
-        taken, ends, counts = (x.t().cpu().tolist() for x in (intervened, done, returned))
+            return [(0, 0)] * int(counted.sum())  # fast path without interventions
+        takeovers = []
+        flags, ends, counts = (x.t().cpu().tolist() for x in (intervened, done, counted))
         rows = self._taken.tolist()
-        for now, over, counted in zip(taken, ends, counts, strict=True):
+        for now, over, is_counted in zip(flags, ends, counts, strict=True):
+            # row: interventions, actions in interventions, whether the last action was one.
             for n, row in enumerate(rows):
                 if now[n]:
                     row[0] += not row[2]
                     row[1] += 1
                 row[2] = int(now[n])
                 if over[n]:
-                    if counted[n]:
-                        found.append((row[0], row[1]))
+                    if is_counted[n]:
+                        takeovers.append((row[0], row[1]))
                     rows[n][:] = 0, 0, 0
         self._taken = torch.tensor(rows)
-        return found
+        return takeovers
 
-    def add(self, ended: Episodes) -> None:
+    def add(self, episodes: Episodes) -> None:
         """Add finished episodes, in the order of their ends."""
-        self.returns.extend(ended.returns)
-        self.lengths.extend(ended.lengths)
-        self.successes.extend(ended.successes)
-        self.takeovers.extend(ended.takeovers)
-        self.episodes += len(ended.returns)
+        self.returns.extend(episodes.returns)
+        self.lengths.extend(episodes.lengths)
+        self.successes.extend(episodes.successes)
+        self.takeovers.extend(episodes.takeovers)
+        self.episodes += len(episodes.returns)
 
     def averages(self, reports_success: bool = False) -> dict[str, float]:
         """Return averages by metric name; empty before the first finished episode."""
@@ -141,12 +143,12 @@ class EpisodeStatistics:
         if any(helped):
             times, actions = (sum(column) for column in zip(*self.takeovers, strict=True))
             averages["intervention/length"] = actions / times
-        if reports_success and len(self.successes) == len(helped):
-            for name, wanted in {"with": True, "without": False}.items():
+        if reports_success and len(self.successes) == len(helped):  # both of the same episodes
+            for name, with_help in {"with": True, "without": False}.items():
                 outcomes = [
                     success
-                    for success, with_help in zip(self.successes, helped, strict=True)
-                    if with_help is wanted
+                    for success, is_helped in zip(self.successes, helped, strict=True)
+                    if is_helped is with_help
                 ]
                 if outcomes:
                     averages[f"intervention/success_{name}"] = sum(outcomes) / len(outcomes)
@@ -181,6 +183,7 @@ class EpisodeStatistics:
         """Restore a saved state."""
         self._return.copy_(state["return"])
         self._length.copy_(state["length"])
+        # Older checkpoints lack the entries with a default.
         self._incomplete.copy_(state.get("incomplete", torch.tensor(False)))
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
@@ -223,11 +226,13 @@ class EnvReports:
         """Return the averages since the last call, by chart name: `rewards/<term>`."""
         if not self._sums:
             return {}
+        # A name may occur in several tuples, if the env does not report it at each step.
         names = [name for together in self._sums for name in together]
         totals, counts = (torch.cat(parts) for parts in zip(*self._sums.values(), strict=True))
         added: dict[str, tuple[float, float]] = {}
+        # Stacked, so that there is one wait for the device.
         for name, total, count in zip(names, *torch.stack((totals, counts)).tolist(), strict=True):
-            before = added.get(name, (0.0, 0.0))
-            added[name] = before[0] + total, before[1] + count
+            old = added.get(name, (0.0, 0.0))
+            added[name] = old[0] + total, old[1] + count
         self._sums = {}
         return {name: total / count for name, (total, count) in added.items() if count}

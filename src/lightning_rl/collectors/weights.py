@@ -61,15 +61,15 @@ class PublishedWeights:
             copy_all(self._changing(policy), self._tensors)
             return self.number
 
-    def wait_until(self, enough: Callable[[int], bool]) -> None:
-        """Wait until `enough` accepts the newest version.
+    def wait_until(self, accepts: Callable[[int], bool]) -> None:
+        """Wait until `accepts` is true for the newest version.
 
         Raises:
             BufferClosed: after `close`, also while waiting.
         """
         start = time.perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self.closed or enough(self.version))
+            self._changed.wait_for(lambda: self.closed or accepts(self.version))
         self.waited_seconds += time.perf_counter() - start
         self.refuse_closed()
 
@@ -108,8 +108,8 @@ def acting_copy(policy: Policy, device: torch.device) -> Policy:
     """Return a copy to act with; on the learner's device, it shares the frozen parameters."""
     if policy.sharding is not None:
         return cast(Policy, policy.sharding.copy(device))
-    here = device == policy.version.device
+    same_device = device == policy.version.device
     # Share frozen parameters: a frozen vision model is most of a VLA's memory.
-    shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}
+    shared = {id(p): p for p in policy.parameters() if same_device and not p.requires_grad}
     # Parameters still require gradients: torch multiplies by those that do in another way.
     return copy.deepcopy(policy, dict(shared)).to(device)

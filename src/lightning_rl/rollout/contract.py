@@ -127,7 +127,7 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
         ConfigurationError: if the space is not one array (for Dict spaces, see `allocate_rollout`).
     """
     if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
-        dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+        dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype  # torch's dtype for NumPy's
         return tuple(space.shape or ()), torch.float32 if dtype.is_floating_point else dtype
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return tuple(space.shape or ()), torch.int64
@@ -159,12 +159,12 @@ def step_views(rollout: TensorDict) -> list[TensorDict]:
     return list(time_major(rollout.exclude("final_observation")).unbind(0))
 
 
-def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_tree(function: Callable[..., Any], tree: Any, *aligned_trees: Any) -> Any:
     """Apply a function to the tensors or arrays of trees of the same structure; return dicts."""
     if isinstance(tree, Tensor | np.ndarray):
-        return function(tree, *others)
+        return function(tree, *aligned_trees)
     return {
-        key: map_tree(function, child, *(other[key] for other in others))
+        key: map_tree(function, child, *(other[key] for other in aligned_trees))
         for key, child in tree.items()
     }
 
@@ -175,10 +175,10 @@ def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
         return leaves[()]
     tree: dict[str, Any] = {}
     for (*above, last), leaf in leaves.items():
-        here = tree
+        node = tree
         for key in above:
-            here = here.setdefault(key, {})
-        here[last] = leaf
+            node = node.setdefault(key, {})
+        node[last] = leaf
     return tree
 
 
@@ -232,8 +232,8 @@ class FinalObservations:
     Args:
         rows: [1 + M, *observation], a tensor or a tree, of M episodes; row 0 is zeros, for steps
             without a final observation.
-        least: rows of the first allocation; each further allocation doubles the capacity.
-        most: maximum of M. Default: no limit.
+        initial_rows: rows of the first allocation; each further allocation doubles the capacity.
+        max_rows: maximum of M. Default: no limit.
 
     Attributes:
         rows: [C, *observation], of which the first 1 + `count` are in use.
@@ -241,12 +241,12 @@ class FinalObservations:
         aside: steps whose final observations are not yet written.
     """
 
-    def __init__(self, rows: Any, least: int = 1, most: int | None = None) -> None:
+    def __init__(self, rows: Any, initial_rows: int = 1, max_rows: int | None = None) -> None:
         self.rows = map_tree(lambda leaf: leaf, rows)  # dicts are faster than TensorDicts
         self._capacity = len(next(leaf for _, leaf in leaves_of_tree("", rows)))
-        self.count = self._capacity - 1
+        self.count = self._capacity - 1  # row 0 is no episode
         self.aside: list[int] = []
-        self._least, self._most = least, most
+        self._initial_rows, self._max_rows = initial_rows, max_rows
 
     @property
     def nbytes(self) -> int:
@@ -280,17 +280,19 @@ class FinalObservations:
         return map_tree(lambda leaf: leaf[: self.count + 1], self.rows)
 
     def _grow(self, needed: int) -> None:
-        capacity = max(needed, 2 * self._capacity, 1 + self._least)
-        if self._most is not None:
-            capacity = min(capacity, 1 + self._most)
-            if needed > capacity:
+        # The number of episodes is unknown before the rollout ends, hence doubling.
+        capacity = max(needed, 2 * self._capacity, 1 + self._initial_rows)
+        if self._max_rows is not None:
+            capacity = min(capacity, 1 + self._max_rows)
+            if needed > capacity:  # rows of the last use were not cleared
                 raise RuntimeError(
-                    f"More than {self._most} episodes have ended in a rollout of as many steps: "
-                    "call clear_final_observations(rollout) before refilling a rollout."
+                    f"More than {self._max_rows} episodes have ended in a rollout of as many "
+                    "steps: call clear_final_observations(rollout) before refilling a rollout."
                 )
 
         def grown(leaf: Tensor) -> Tensor:
             larger = leaf.new_empty((capacity, *leaf.shape[1:]))
+            # Later rows stay uninitialized: a row is written before `final_index` names it.
             larger[: self.count + 1] = leaf[: self.count + 1]
             return larger
 
@@ -306,8 +308,9 @@ def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
 def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
     """Give a rollout [N, T+1] its own storage for final observations."""
     envs, slots = rollout.batch_size
+    # Row 0, for steps without a final observation.
     none = _zeros(observation_space, (1,), rollout["final_index"].device)
-    storage = FinalObservations(none, least=envs, most=envs * (slots - 1))
+    storage = FinalObservations(none, initial_rows=envs, max_rows=envs * (slots - 1))
     rollout.set_non_tensor("final_observation", storage)
 
 
@@ -346,6 +349,7 @@ class FinalObservationWriter:
 
     def __init__(self, rollout: TensorDict) -> None:
         self._storage = final_storage(rollout)
+        # Time-major views [T+1, N], made once: `self._index[step]` is contiguous.
         self._index: Tensor = rollout["final_index"].transpose(0, 1)
         self._ends = [rollout[key].transpose(0, 1) for key in ("terminated", "truncated")]
         self._on_cpu = self._index.device.type == "cpu"
@@ -354,17 +358,17 @@ class FinalObservationWriter:
             self._numbers, self._terminated, self._truncated = columns
         self._aside: Any = None  # buffer: "ended" [W, N], "observation" [W, N, ...]
 
-    def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
+    def write(self, step: int, observation: Any, done: Tensor | None = None) -> None:
         """Write the rows of `observation` [N, ...] whose episode ended with this step.
 
-        Write `terminated` and `truncated` of the step first. `ended` [N] bool are the ended envs,
+        Write `terminated` and `truncated` of the step first. `done` [N] bool are the ended envs,
         if known on the CPU while the rollout is on another device.
         """
         if self._on_cpu:
             self._write_now(step, observation)
-        elif ended is None:
+        elif done is None:
             self._put_aside(step, observation)
-        elif len(rows := ended.nonzero().squeeze(1)):
+        elif len(rows := done.nonzero().squeeze(1)):  # `done` is on the CPU: no wait
             self._append(observation, (rows,), torch.full_like(rows, step))
 
     def write_all(self, first: int, count: int, observation: Any) -> None:
@@ -375,16 +379,17 @@ class FinalObservationWriter:
             return
         steps = slice(first, first + count)
         ends = [np.stack(column[steps]) for column in (self._terminated, self._truncated)]
-        which, rows = (ends[0] | ends[1]).nonzero()
-        self._write_at(which, rows, first, observation)
+        step_indices, rows = (ends[0] | ends[1]).nonzero()
+        self._write_at(step_indices, rows, first, observation)
 
     def finish(self) -> None:
         """Write the buffered observations; waits for the device."""
-        if aside := self._storage.aside:
-            slots, rows = self._aside["ended"][: len(aside)].nonzero(as_tuple=True)
-            steps = torch.tensor(aside, device=slots.device)[slots]
+        if pending := self._storage.aside:
+            # The only wait for the device in up to LOOK_EVERY steps.
+            slots, rows = self._aside["ended"][: len(pending)].nonzero(as_tuple=True)
+            steps = torch.tensor(pending, device=slots.device)[slots]
             self._append(self._aside["observation"], (slots, rows), steps)
-            aside.clear()
+            pending.clear()
 
     def _write_now(self, step: int, observation: Any) -> None:
         (rows,) = (self._terminated[step] | self._truncated[step]).nonzero()
@@ -392,8 +397,8 @@ class FinalObservationWriter:
             return
         new = self._storage.add(rows.size)
 
-        def put(kept: Tensor, given: Tensor) -> None:
-            kept.numpy()[new] = given.to(kept).numpy()[rows]
+        def put(target: Tensor, source: Tensor) -> None:
+            target.numpy()[new] = source.to(target).numpy()[rows]  # `to` converts the dtype
 
         map_tree(put, self._storage.rows, observation)
         self._numbers[step][rows] = np.arange(new.start, new.stop)
@@ -403,8 +408,8 @@ class FinalObservationWriter:
             return
         new = self._storage.add(rows.size)
 
-        def put(kept: Tensor, given: Tensor) -> None:
-            kept.numpy()[new] = given.to(kept).numpy()[steps, rows]
+        def put(target: Tensor, source: Tensor) -> None:
+            target.numpy()[new] = source.to(target).numpy()[steps, rows]
 
         map_tree(put, self._storage.rows, observation)
         self._index[first + steps, rows] = torch.arange(new.start, new.stop)
@@ -414,21 +419,22 @@ class FinalObservationWriter:
         size = (min(LOOK_EVERY, slots - 1), envs)
         terminated, truncated = self._ends
         if self._aside is None:
-            kept = {"observation": self._storage.rows}
-            self._aside = map_tree(lambda leaf: leaf.new_empty((*size, *leaf.shape[1:])), kept)
+            # Allocated at the first use: with `done` from the CPU, no buffer is needed.
+            fields = {"observation": self._storage.rows}
+            self._aside = map_tree(lambda leaf: leaf.new_empty((*size, *leaf.shape[1:])), fields)
             self._aside["ended"] = terminated.new_empty(size)
         step_aside = {"ended": terminated[step] | truncated[step], "observation": observation}
-        at = len(self._storage.aside)
-        map_tree(lambda kept, given: kept[at].copy_(given), self._aside, step_aside)
-        self._storage.aside.append(step)
-        if at + 1 == size[0]:
+        position = len(self._storage.aside)
+        map_tree(lambda target, source: target[position].copy_(source), self._aside, step_aside)
+        self._storage.aside.append(step)  # in the storage, so that `clear` drops it too
+        if position + 1 == size[0]:  # the buffer is full
             self.finish()
 
-    def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
-        rows = chosen[-1]
+    def _append(self, observation: Any, index: tuple[Tensor, ...], steps: Tensor) -> None:
+        rows = index[-1]
         new = self._storage.add(len(rows))
         map_tree(
-            lambda kept, given: kept[new].copy_(given[chosen]), self._storage.rows, observation
+            lambda target, source: target[new].copy_(source[index]), self._storage.rows, observation
         )
         self._index[steps, rows] = torch.arange(new.start, new.stop, device=self._index.device)
 
@@ -443,12 +449,13 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         ValueError: if the final observation of a truncated episode is missing.
     """
     index = rollout["final_index"][rows, steps]
+    # After a termination nothing is bootstrapped, so zeros do.
     missing = (index == 0) & ~rollout["terminated"][rows, steps]
     if missing.any():
-        at = int(missing.nonzero()[0])
+        first = int(missing.nonzero()[0])
         raise ValueError(
-            f"The rollout has no final observation of env {int(rows[at])} at step "
-            f"{int(steps[at])}, where its episode was truncated: its return needs the value of "
+            f"The rollout has no final observation of env {int(rows[first])} at step "
+            f"{int(steps[first])}, where its episode was truncated: its return needs the value of "
             "that observation. Write it with FinalObservationWriter(rollout), then call finish()."
         )
 
@@ -473,9 +480,9 @@ def next_observations(rollout: TensorDict) -> Any:
 
     def after(observation: Any, final: Any) -> Any:
         if isinstance(observation, Tensor):
-            following = observation[:, 1:].clone()
-            following[rows, steps] = final
-            return following
+            next_observation = observation[:, 1:].clone()  # the slice is a view of the rollout
+            next_observation[rows, steps] = final
+            return next_observation
         fields = {key: after(child, final[key]) for key, child in observation.items()}
         return TensorDict(fields, size, device=observation.device)
 
@@ -484,6 +491,7 @@ def next_observations(rollout: TensorDict) -> Any:
 
 def rollout_state(rollout: TensorDict) -> dict[str, Any]:
     """Return a copy of a rollout [N, T+1] as dicts of tensors, for a file without pickles."""
+    # Without the object that the rollout holds, which a file without pickles cannot store.
     fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
     device = rollout["final_index"].device
     finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
@@ -501,10 +509,11 @@ def rollout_from(state: Mapping[str, Any]) -> TensorDict:
 def copy_rollout(target: TensorDict, source: TensorDict) -> None:
     """Copy a rollout [N, T+1] into the storage of another one [N, T+1] with the same fields."""
     copy_tree(target.exclude("final_observation"), source)
-    storage, given = final_storage(target), final_storage(source)
+    storage, source_storage = final_storage(target), final_storage(source)
     storage.clear()
-    storage.add(given.count)
-    copy_tree(storage.in_use(), given.in_use())
+    # Both number their rows from 1, so the copied `final_index` stays right.
+    storage.add(source_storage.count)
+    copy_tree(storage.in_use(), source_storage.in_use())
 
 
 def check_time(rollout: TensorDict) -> None:
@@ -533,6 +542,7 @@ def validate(rollout: TensorDict) -> None:
             raise ValueError(f"The rollout has no field '{key}'; it has {sorted(rollout.keys())}.")
     for key, dtype in STEP_FIELDS.items():
         value = rollout[key]
+        # One part alone would be a trailing dimension of one, except in a chunk.
         in_parts = key == "sample_log_prob" and (
             value.shape[2:] > (1,) or "executed" in rollout.keys()
         )
@@ -552,25 +562,28 @@ def check_finite(rollout: TensorDict) -> None:
         FloatingPointError: naming the field, and the first env and step.
     """
     fault = _first_fault(rollout)
+    # One rank alone would leave the others waiting for it.
     if ranks.agree(fault is not None):
         raise FloatingPointError(next(filter(None, ranks.gather_over_ranks(fault))))
 
 
 def _first_fault(rollout: TensorDict) -> str | None:
     for name, field in _returned(rollout):
+        # Quick: a non-finite entry makes the sum non-finite. A sum that overflows is examined
+        # below.
         if field.sum().isfinite():
             continue
-        faulty, found = ~field.isfinite(), field
+        faulty, values = ~field.isfinite(), field
         if name.startswith("final_observation"):  # only the steps of this rollout
             index = rollout["final_index"].to(field.device)
-            faulty, found = faulty[index], field[index]
+            faulty, values = faulty[index], field[index]
         if not faulty.any():
             continue
         row, step, *entry = place = faulty.nonzero()[0].tolist()
-        where = f", entry {entry}" if entry else ""
+        suffix = f", entry {entry}" if entry else ""
         return (
-            f"The env returned a {name} that is not finite: {found[tuple(place)].item()} in env "
-            f"{row}, at step {step} of the rollout{where}. Training stops. Correct the env, or "
+            f"The env returned a {name} that is not finite: {values[tuple(place)].item()} in env "
+            f"{row}, at step {step} of the rollout{suffix}. Training stops. Correct the env, or "
             "clip its values in a wrapper. Resume from last.ckpt, which holds the end of the last "
             "epoch."
         )
@@ -614,7 +627,7 @@ def flat_transitions(
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
     """Return the named fields, and `executed` if it masks log-probs in a rollout [N, T+1]."""
-    fields = {name for some in names for name in some}
+    fields = {name for group in names for name in group}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")
     return sorted(fields)
@@ -623,6 +636,7 @@ def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
     """Add a field to a rollout [N, T+1] from values [N, T, ...]; the bootstrap slot is zero."""
     envs, slots = rollout.batch_size
+    # Time-major like the other fields, so that flattening it stays a view.
     storage = value.new_zeros((slots, envs, *value.shape[2:]))
     storage[:-1].copy_(value.transpose(0, 1))
     rollout[key] = storage.transpose(0, 1)
@@ -632,7 +646,7 @@ def env_steps(rollout: TensorDict) -> Tensor | None:
     """Return the env steps of each action, [N, T]; None if each action is one step."""
     if "executed" not in rollout.keys():
         return None
-    steps: Tensor = rollout["executed"][:, :-1].sum(-1)
+    steps: Tensor = rollout["executed"][:, :-1].sum(-1)  # the rest of a chunk was cut off
     return steps
 
 
@@ -652,8 +666,9 @@ def without_padding(rollout: TensorDict) -> TensorDict:
     if "padding" not in rollout.keys():
         return rollout
     steps = rollout[:, :-1]
-    kept = steps.flatten()[(~steps["padding"]).flatten()]
-    return torch.cat([kept, kept[-1:]])[None]  # type: ignore[return-value]  # a TensorDict
+    real_steps = steps.flatten()[(~steps["padding"]).flatten()]
+    # The last slot of a rollout is the bootstrap slot; a copy fills it.
+    return torch.cat([real_steps, real_steps[-1:]])[None]  # type: ignore[return-value]  # a TensorDict
 
 
 def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:

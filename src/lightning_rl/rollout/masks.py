@@ -21,7 +21,7 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
     Raises:
         ConfigurationError: if the mask's shape differs from the choices, or there are no choices.
     """
-    if not isinstance(observation_space, gymnasium.spaces.Dict):
+    if not isinstance(observation_space, gymnasium.spaces.Dict):  # only a key can be a mask
         return False
     if MASK not in observation_space.spaces:
         return False
@@ -55,13 +55,13 @@ def refuse_empty_masks(
         ConfigurationError: naming the first env and step, and the choice.
     """
     sizes = choices_of(action_space)
-    left = torch.stack([choice.any(-1) for choice in (mask != 0).split(sizes, -1)], -1)
-    if left.all():
+    allowed = torch.stack([choice.any(-1) for choice in (mask != 0).split(sizes, -1)], -1)
+    if allowed.all():
         return
-    at, row, choice = (~left).nonzero()[0].tolist()
-    which = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
+    t, row, choice = (~allowed).nonzero()[0].tolist()
+    suffix = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
     raise ConfigurationError(
-        f"{name} allows no action{which}: the '{MASK}' of env {row} at step {step + at} is 0 for "
+        f"{name} allows no action{suffix}: the '{MASK}' of env {row} at step {step + t} is 0 for "
         f"all of {sizes[choice]} categories. Allow at least one category, such as a neutral "
         "action, or end the episode before."
     )
@@ -78,6 +78,7 @@ def allowed_random_action(
         mask: [..., C], which categories are allowed.
         keys: [..., C] random numbers, equally distributed. Default: the first allowed category.
     """
+    # Of equal keys `argmax` returns the first.
     keys = torch.zeros(mask.shape, device=mask.device) if keys is None else keys
     parts = keys.masked_fill(mask == 0, -torch.inf).split(choices_of(action_space), -1)
     return with_categories(action_space, action, torch.stack([p.argmax(-1) for p in parts], -1))
@@ -91,11 +92,12 @@ def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> No
     """
     steps = rollout.select("observation", "action", "padding", strict=False)[:, :-1]
     sizes = choices_of(action_space)
+    # Where each choice begins among the categories of the mask.
     first = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(rollout["action"].device)
-    taken = first + categories_of(action_space, steps["action"])
-    forbidden = (steps["observation"][MASK].gather(-1, taken) == 0).any(-1)
+    positions = first + categories_of(action_space, steps["action"])
+    forbidden = (steps["observation"][MASK].gather(-1, positions) == 0).any(-1)
     if "padding" in rollout.keys():
-        forbidden &= ~steps["padding"]
+        forbidden &= ~steps["padding"]  # no action was executed there
     fault = None
     if forbidden.any():
         row, step = forbidden.nonzero()[0].tolist()

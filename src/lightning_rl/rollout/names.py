@@ -45,7 +45,7 @@ def names_in(entry: Any, size: int) -> tuple[str, ...]:
     if isinstance(entry, Mapping):
         parts = list(entry.values())
         if all(isinstance(part, int) for part in parts):
-            entry = sorted(entry, key=lambda name: entry[name])
+            entry = sorted(entry, key=lambda name: entry[name])  # by index
         elif all(isinstance(part, list) for part in parts):
             entry = [name for part in parts for name in part]
     texts = isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry)
@@ -55,8 +55,10 @@ def names_in(entry: Any, size: int) -> tuple[str, ...]:
 def named(space: gymnasium.Space[Any], names: Iterable[str]) -> gymnasium.Space[Any]:
     """Return a Box with names, or the space unchanged if they are not one for each number."""
     names = tuple(names)
+    # A subclass of Box, such as StructuredActions, has its own meaning.
     if type(space) is not gymnasium.spaces.Box or not all(names):
         return space
+    # Repeated names could not be matched.
     fits = len(set(names)) == len(names) and space.shape[-1:] == (len(names),)
     return NamedBox(space, names) if fits else space
 

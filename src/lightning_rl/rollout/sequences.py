@@ -62,25 +62,26 @@ def tensors_of(minibatch: TensorDict) -> list[Tensor]:
     tensors: list[Any] = list(minibatch.values(True, True))
     sequences = sequences_of(minibatch)
     if sequences is not None:
+        # The same order as in `with_tensors`.
         tensors += [*sequences.steps.values(True, True), sequences.state]
-        tensors += [one for one in (sequences.counted, sequences.last) if one is not None]
+        tensors += [tensor for tensor in (sequences.counted, sequences.last) if tensor is not None]
     return tensors
 
 
 def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict:
     """Return a copy of a minibatch [M] with other tensors, ordered as in `tensors_of`."""
-    given = iter(tensors)
+    source = iter(tensors)
 
     def like(data: TensorDict) -> TensorDict:
         keys = list(data.keys(include_nested=True, leaves_only=True))
-        return TensorDict({key: next(given) for key in keys}, data.batch_size)
+        return TensorDict({key: next(source) for key in keys}, data.batch_size)
 
     rebuilt, sequences = like(minibatch), sequences_of(minibatch)
     if sequences is None:
         return rebuilt
-    steps, state = like(sequences.steps), next(given)
-    counted = None if sequences.counted is None else next(given)
-    last = None if sequences.last is None else next(given)
+    steps, state = like(sequences.steps), next(source)
+    counted = None if sequences.counted is None else next(source)
+    last = None if sequences.last is None else next(source)
     return with_sequences(
         rebuilt, sequences._replace(steps=steps, state=state, counted=counted, last=last)
     )
@@ -100,13 +101,14 @@ def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
     parts, begin = [], 0
     samples = minibatch.exclude("sequences")
     for first, end in zip(cuts, ends, strict=True):
-        own = slice(first, first + together)
-        places = None if counted is None else counted[begin:end] - first * sequences.length
+        # Sequences stay whole; the indices of a part count from its own first step.
+        rows = slice(first, first + together)
+        indices = None if counted is None else counted[begin:end] - first * sequences.length
         unrolled = sequences.length + sequences.ahead
-        behind = None if last is None else last[begin:end] - first * unrolled
-        if end > begin:
+        last_indices = None if last is None else last[begin:end] - first * unrolled
+        if end > begin:  # otherwise none of its steps counts
             part = sequences._replace(
-                steps=steps[own], state=state[own], counted=places, last=behind
+                steps=steps[rows], state=state[rows], counted=indices, last=last_indices
             )
             parts.append(with_sequences(samples[begin:end], part))
         begin = end

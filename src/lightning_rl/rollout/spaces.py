@@ -27,27 +27,28 @@ KINDS = (
 
 def space_data(space: spaces.Space[Any]) -> SpaceData | None:
     """Return a space as plain values for a checkpoint; None for an unsupported kind."""
-    own: dict[str, Any]
+    kwargs: dict[str, Any]
     if isinstance(space, StructuredActions):
-        own = {"spaces": {"structure": space_data(space.structure)}}
+        kwargs = {"spaces": {"structure": space_data(space.structure)}}
     elif isinstance(space, spaces.Box):
-        own = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
-        own |= {"names": list(names)} if (names := names_of(space)) else {}
+        kwargs = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
+        kwargs |= {"names": list(names)} if (names := names_of(space)) else {}
     elif isinstance(space, spaces.Discrete):
-        own = {"n": int(space.n), "start": int(space.start)}
+        kwargs = {"n": int(space.n), "start": int(space.start)}
     elif isinstance(space, spaces.MultiDiscrete):
-        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        kwargs = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
     elif isinstance(space, spaces.MultiBinary):
-        own = {"n": list(space.n) if isinstance(space.n, Sequence) else int(space.n)}
+        kwargs = {"n": list(space.n) if isinstance(space.n, Sequence) else int(space.n)}
     elif isinstance(space, spaces.Dict | spaces.Tuple):
-        named = space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        own = {"spaces": {str(key): space_data(child) for key, child in dict(named).items()}}
+        parts = space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        kwargs = {"spaces": {str(key): space_data(child) for key, child in dict(parts).items()}}
     else:
         return None
-    if None in own.get("spaces", {}).values():
+    if None in kwargs.get("spaces", {}).values():  # a part of an unsupported kind
         return None
+    # In the order of KINDS: StructuredActions is a Box, too.
     kind = next(kind for kind in KINDS if isinstance(space, kind))
-    return {"kind": kind.__name__, "dtype": str(space.dtype), **own}
+    return {"kind": kind.__name__, "dtype": str(space.dtype), **kwargs}
 
 
 def space_from(data: SpaceData) -> spaces.Space[Any]:
@@ -69,6 +70,7 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     dtype: Any = np.dtype(str(data["dtype"]))
     if kind == "Box":
         shape = tuple(int(size) for size in data["shape"])
+        # One number stands for equal bounds, see `_bound`.
         low, high = (np.broadcast_to(np.array(data[b], dtype), shape) for b in ("low", "high"))
         return named(spaces.Box(low, high, shape, dtype.type), map(str, data.get("names", ())))
     if kind == "Discrete":
@@ -89,10 +91,11 @@ def space_of(observation: Any) -> spaces.Space[Any]:
         return spaces.Box(-np.inf, np.inf, shape, dtype.type)
     if dtype.kind == "b":
         return spaces.MultiBinary(shape)
-    limits = np.iinfo(dtype)
+    limits = np.iinfo(dtype)  # the data alone do not show the range that the env announced
     return spaces.Box(limits.min, limits.max, shape, dtype.type)
 
 
 def _bound(bound: np.ndarray) -> Any:
-    same = bound.size > 0 and bool((bound == bound.flat[0]).all())
-    return bound.flat[0].item() if same else bound.tolist()
+    uniform = bound.size > 0 and bool((bound == bound.flat[0]).all())
+    # Images have a hundred thousand equal bounds: one number represents them.
+    return bound.flat[0].item() if uniform else bound.tolist()

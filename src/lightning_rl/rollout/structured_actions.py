@@ -101,6 +101,7 @@ class StructuredActions(spaces.Box):
         return f"StructuredActions({self.structure})"
 
     def _build(self, value_of: Callable[[ActionPart], Any]) -> Any:
+        # `build` visits the leaves in the order in which `_lay_out` has listed them.
         parts = iter(self.parts)
 
         def build(space: spaces.Space[Any]) -> Any:
@@ -115,6 +116,7 @@ class StructuredActions(spaces.Box):
 
 def flat_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the flat form of a structured action space; other spaces unchanged."""
+    # Policies know Box, Discrete and MultiDiscrete; MultiBinary becomes choices of two.
     if isinstance(space, spaces.Dict | spaces.Tuple | spaces.MultiBinary):
         return StructuredActions(space)
     return space
@@ -129,7 +131,7 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
     if isinstance(space, spaces.MultiDiscrete):
         return [int(n) for n in space.nvec.flat]
     if isinstance(space, spaces.MultiBinary):
-        return [2] * int(np.prod(space.shape))
+        return [2] * int(np.prod(space.shape))  # 0 and 1
     return []
 
 
@@ -155,8 +157,8 @@ def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
 def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
     """Return the categories [..., D] of all choices in actions [..., *A], in order, from 0."""
     if isinstance(space, StructuredActions):
-        chosen = [action[..., part.start : part.stop] for part in space.parts if part.counts]
-        return torch.cat(chosen, -1).round().long()
+        columns = [action[..., part.start : part.stop] for part in space.parts if part.counts]
+        return torch.cat(columns, -1).round().long()
     return action.reshape(*action.shape[: action.dim() - len(space.shape or ())], -1)
 
 
@@ -165,7 +167,7 @@ def with_categories(space: spaces.Space[Any], action: Tensor, categories: Tensor
     if not isinstance(space, StructuredActions):
         return categories.view_as(action).to(action)
     columns = [i for part in space.parts if part.counts for i in range(part.start, part.stop)]
-    place = torch.tensor(columns, device=action.device)
+    place = torch.tensor(columns, device=action.device)  # `index_copy` is not in place
     return action.index_copy(-1, place, categories.to(action))
 
 
@@ -188,10 +190,12 @@ class FlatAction(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         space = self.action_space
+        # Nothing to split, or the env takes flat actions itself.
         if not isinstance(space, StructuredActions) or space == self.env.action_space:
             return self.env.step(action)
         *result, info = self.env.step(space.unflatten(action))
         if "executed_action" in info:
+            # Rollouts store executed actions like those of the policy: flat.
             info = {**info, "executed_action": space.flatten(info["executed_action"])}
         return *result, info
 
@@ -233,7 +237,7 @@ def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
         return [leaf for key, child in space.items() for leaf in _leaves(child, action[key])]
     if isinstance(space, spaces.Tuple):
         pairs = zip(space, action, strict=True)
-        return [leaf for child, one in pairs for leaf in _leaves(child, one)]
+        return [leaf for child, part in pairs for leaf in _leaves(child, part)]
     return [action]
 
 
@@ -243,6 +247,6 @@ def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
     if isinstance(space, spaces.Box):
         # Clip in the space's precision: float32 rounding may exceed a float64 bound.
         return shaped.astype(space.dtype).clip(space.low, space.high)
-    most = np.array(choices_of(space)).reshape(shape) - 1
-    category = as_env_counts(np.rint(shaped).clip(0, most), first_choice(space))
+    last_category = np.array(choices_of(space)).reshape(shape) - 1
+    category = as_env_counts(np.rint(shaped).clip(0, last_category), first_choice(space))
     return category.astype(space.dtype)[()]  # a number, not a 0-d array
