@@ -993,8 +993,8 @@ MUTATIONS = (
     Mutation(
         "envs/chunks.py",
         "the rest of a chunk is executed after the time has run out",
-        "active = active & ~(ended | out_of_time)",
-        "active = active & ~ended",
+        "active = active & ~(step_terminated | step_truncated)",
+        "active = active & ~step_terminated",
         "numerics/test_chunks.py",
     ),
     Mutation(
@@ -1014,7 +1014,7 @@ MUTATIONS = (
     Mutation(
         "envs/infos.py",
         "an env's default, False, overwrites that somebody around it took over",
-        "INTERVENED: bool(inside) or taken}",
+        "INTERVENED: bool(inside) or replaced}",
         "INTERVENED: bool(inside)}",
         "numerics/test_taking_over.py",
     ),
@@ -1049,7 +1049,7 @@ MUTATIONS = (
     Mutation(
         "envs/watch.py",
         "quick calls add up until the last of them counts as hung",
-        "if not runs or seen != call.seen or _is_debugged(call.thread):",
+        "if not runs or state != call.state or _is_debugged(call.thread):",
         "if not runs or _is_debugged(call.thread):",
         "faults/test_hangs.py",
     ),

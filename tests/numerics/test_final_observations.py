@@ -169,7 +169,7 @@ def test_a_rollout_of_pictures_takes_little_more_than_its_observations():
 
 
 def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
-    storage = FinalObservations(torch.zeros(1, 2), least=3, most=20)
+    storage = FinalObservations(torch.zeros(1, 2), initial_rows=3, max_rows=20)
     sizes = []
     for i in range(20):
         new = storage.add(1)

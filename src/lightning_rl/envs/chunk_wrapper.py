@@ -52,7 +52,7 @@ class ChunkWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         step_reward, executed = self._not_executed()
         terms: dict[str, Any] = {}
-        taken_over: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         self.pictures = []
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
@@ -60,20 +60,21 @@ class ChunkWrapper(gymnasium.Wrapper):
             self._elapsed += 1
             if self.picture_every and self._elapsed % self.picture_every == 0:
                 self.pictures.append((self._elapsed, picture_or_error(self.env.render)))
-            report = info.get("rewards")
-            if isinstance(report, dict):
-                for name, value in report.items():
+            rewards = info.get("rewards")
+            if isinstance(rewards, dict):
+                for name, value in rewards.items():
+                    # Others are left out, as in `InfoReader`.
                     if (number := one_number(value)) is not None:
                         terms[name] = terms.get(name, 0.0) + number
             if EXECUTED_ACTION in info or INTERVENED in info:
-                one = report_intervention(info, action[k], False)
+                report = report_intervention(info, action[k], False)
                 # Copy the chunk: its other actions were executed unchanged.
-                taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
-                taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]
+                merged.setdefault(EXECUTED_ACTION, np.array(action))[k] = report[EXECUTED_ACTION]
+                merged[INTERVENED] = merged.get(INTERVENED, False) or report[INTERVENED]
             if terminated or truncated:
                 break  # the rest of the chunk must not act on the next episode
-        if terms or taken_over:
-            info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
+        if terms or merged:
+            info = {**info, **({"rewards": terms} if terms else {}), **merged}
         reported = self._with_report(observation, step_reward, executed)
         return reported, step_reward.sum(), terminated, truncated, info
 

@@ -114,12 +114,12 @@ class ActionChunk(VectorEnvWrapper):
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         shape = (self.chunk_size,)
-        own: dict[str, FieldSpec] = {
+        chunk_fields: dict[str, FieldSpec] = {
             "step_reward": (shape, torch.float32),
             "executed": (shape, torch.bool),
         }
         # Skip the wrapped env's fields: their shapes fit single actions.
-        return own | super(VectorEnvWrapper, self).extra_fields
+        return chunk_fields | super(VectorEnvWrapper, self).extra_fields
 
     @property
     def goals(self) -> None:
@@ -147,17 +147,17 @@ class ActionChunk(VectorEnvWrapper):
         merged: dict[str, Any] = {}
         self._pictures = {}
         for k in range(self.steps_per_action):
-            reward, ended, out_of_time, info = env.advance(action[:, k], active)
+            reward, step_terminated, step_truncated, info = env.advance(action[:, k], active)
             step_reward[:, k], executed[:, k] = reward, active
             if self.reports_interventions:
                 self._take_over(merged, action, k, info, active)
             _merge(merged, info, active)
             self._take_pictures(active)
-            terminated, truncated = terminated | ended, truncated | out_of_time
-            active = active & ~(ended | out_of_time)
-            if self.device.type == "cpu" and not active.any():
+            terminated, truncated = terminated | step_terminated, truncated | step_truncated
+            active = active & ~(step_terminated | step_truncated)
+            if self.device.type == "cpu" and not active.any():  # elsewhere it would wait
                 break
-        observation, final = env.reset_finished(~active)
+        observation, final = env.reset_finished(~active)  # together, after the chunk
         fields = {"final_obs": final, "step_reward": step_reward, "executed": executed}
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 
@@ -204,22 +204,23 @@ class ActionChunk(VectorEnvWrapper):
         if k == 0:
             merged["executed_action"] = action.clone()
             merged["intervened"] = torch.zeros_like(active)
-        done = merged["executed_action"][:, k]
-        taken = active.view(-1, *[1] * (done.dim() - 1))
-        done.copy_(torch.where(taken, report["executed_action"], done))
+        executed = merged["executed_action"][:, k]  # a view: written below
+        mask = active.view(-1, *[1] * (executed.dim() - 1))
+        executed.copy_(torch.where(mask, report["executed_action"], executed))
         merged["intervened"] |= active & report["intervened"]
 
     def _step_wrapped(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Let each env execute its chunk; its report is part of the observation."""
         step: tuple[Any, ...] = self.env.step(action)
-        following, reward, terminated, truncated, info = step
-        last, done = following, terminated | truncated
+        next_observation, reward, terminated, truncated, info = step
+        # A finished env returns its next episode: its chunk's report is in `final_obs`.
+        last, done = next_observation, terminated | truncated
         if "final_obs" in info:
             last = info["final_obs"]
             info["final_obs"] = self._inner(last)
         for key, kind in {"step_reward": torch.float32, "executed": torch.bool}.items():
-            info[key] = torch.where(done[:, None], last[key], following[key]).to(kind)
-        return self._inner(following), reward, terminated, truncated, info
+            info[key] = torch.where(done[:, None], last[key], next_observation[key]).to(kind)
+        return self._inner(next_observation), reward, terminated, truncated, info
 
     def _inner(self, observation: Observation) -> Observation:
         if not isinstance(self.env, WrapsSingleEnvs):
@@ -231,17 +232,17 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
     """Merge the info of an action into the chunk's, for the rows [N] that executed it."""
     if "success" in info or "success" in merged:
         silent = torch.zeros_like(active)
-        report, before = info.get("success", silent), merged.get("success", silent)
-        merged["success"] = torch.where(active, report, before)
+        report, previous = info.get("success", silent), merged.get("success", silent)
+        merged["success"] = torch.where(active, report, previous)
     for name, value in _numbers(info, "rewards").items():
         terms = merged.setdefault("rewards", {})
         terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)
-    metrics, known = _numbers(info, "metrics"), merged.get("metrics", {})
-    if metrics or known:
-        silence = torch.full(active.shape, torch.nan, device=active.device)
+    metrics, old = _numbers(info, "metrics"), merged.get("metrics", {})
+    if metrics or old:
+        silence = torch.full(active.shape, torch.nan, device=active.device)  # not reported
         merged["metrics"] = {
-            name: torch.where(active, metrics.get(name, silence), known.get(name, silence))
-            for name in known | metrics
+            name: torch.where(active, metrics.get(name, silence), old.get(name, silence))
+            for name in old | metrics
         }
 
 

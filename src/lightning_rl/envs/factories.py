@@ -33,33 +33,33 @@ ALLOWED = (
 """Allowed ways to name an env, for messages."""
 
 
-def env_factory(given: Any, setting: str) -> EnvFactory:
-    """Return the factory of a given env.
+def env_factory(env: Any, setting: str) -> EnvFactory:
+    """Return the factory of an env.
 
     Args:
-        given: a Gymnasium id, the name of a task, a class, a `partial` or another function.
+        env: a Gymnasium id, the name of a task, a class, a `partial` or another function.
         setting: name of the setting, for messages.
 
     Raises:
-        ConfigurationError: `given` cannot make envs; the message names the allowed values.
+        ConfigurationError: `env` cannot make envs; the message names the allowed values.
     """
-    if isinstance(given, str):
-        return _by_name(given, setting)
-    _refuse_other_libraries(given, setting)
-    if isinstance(given, VectorEnv | gymnasium.Env | gymnasium.vector.VectorEnv):
+    if isinstance(env, str):
+        return _by_name(env, setting)
+    _refuse_other_libraries(env, setting)
+    if isinstance(env, VectorEnv | gymnasium.Env | gymnasium.vector.VectorEnv):
         raise ConfigurationError(
-            f"{setting} is a {type(_unwrapped(given)).__name__} that exists already, but training "
-            f"and evaluation make their own envs. {_what_makes(given)}"
+            f"{setting} is a {type(_unwrapped(env)).__name__} that exists already, but training "
+            f"and evaluation make their own envs. {_what_makes(env)}"
         )
-    require(callable(given), f"{setting} is {given!r}, which makes no envs. {ALLOWED}")
-    if isinstance(given, type) and not issubclass(given, VectorEnv):
+    require(callable(env), f"{setting} is {env!r}, which makes no envs. {ALLOWED}")
+    if isinstance(env, type) and not issubclass(env, VectorEnv):
         raise ConfigurationError(
-            f"{setting} is the class {given.__name__}, which is no VectorEnv. {_to_register(given)}"
-            if issubclass(given, gymnasium.Env)
-            else f"{setting} is the class {given.__name__}, which is no VectorEnv. {ALLOWED}"
+            f"{setting} is the class {env.__name__}, which is no VectorEnv. {_to_register(env)}"
+            if issubclass(env, gymnasium.Env)
+            else f"{setting} is the class {env.__name__}, which is no VectorEnv. {ALLOWED}"
         )
-    _check_arguments(given, setting)
-    factory: EnvFactory = given
+    _check_arguments(env, setting)
+    factory: EnvFactory = env
     return factory
 
 
@@ -77,49 +77,49 @@ def make_env(
             or keeps no entries of its infos.
     """
     try:
-        made: Any = factory(num_envs)
+        env: Any = factory(num_envs)
     except TypeError as error:
-        if "instantiate abstract class" not in str(error):
+        if "instantiate abstract class" not in str(error):  # Python's words
             raise
         raise ConfigurationError(
             f"{setting} cannot be made: {error}. Define these methods."
         ) from error
-    if not isinstance(made, VectorEnv):
-        _refuse_other_libraries(made, setting)
-        kind, cure = type(_unwrapped(made)).__name__, ALLOWED
-        if isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):
-            cure = _what_makes(made)
-            made.close()
+    if not isinstance(env, VectorEnv):
+        _refuse_other_libraries(env, setting)
+        kind, cure = type(_unwrapped(env)).__name__, ALLOWED
+        if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
+            cure = _what_makes(env)
+            env.close()
         raise ConfigurationError(
             f"{setting} returned a {kind}, which is no VectorEnv of this package. {cure}"
         )
-    if made.num_envs != num_envs:
-        made.close()
+    if env.num_envs != num_envs:
+        env.close()
         raise ConfigurationError(
-            f"{setting} returned {made.num_envs} envs, but {num_envs} were requested. The function "
+            f"{setting} returned {env.num_envs} envs, but {num_envs} were requested. The function "
             "must make as many envs as its argument says."
         )
     try:
-        owner = getattr(made, "id", type(made).__name__)
-        check_space(f"{setting}: {owner}", "observation", made.single_observation_space)
-        check_space(f"{setting}: {owner}", "action", made.single_action_space)
+        owner = getattr(env, "id", type(env).__name__)  # Gymnasium's id says more than the class
+        check_space(f"{setting}: {owner}", "observation", env.single_observation_space)
+        check_space(f"{setting}: {owner}", "action", env.single_action_space)
         if events:
-            made.add_events(events)
+            env.add_events(events)
         if extra_fields:
-            made.keep_info(extra_fields)
+            env.keep_info(extra_fields)
     except ConfigurationError:
-        made.close()
+        env.close()
         raise
-    return made
+    return env
 
 
-def checked_info_fields(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def checked_info_fields(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of `data.extra_fields` by name.
 
     Raises:
         ConfigurationError: a name that is read anyway, or a shape with sizes below 1.
     """
-    for name, shape in given.items():
+    for name, shape in shapes.items():
         require(
             name not in READ_ANYWAY,
             f"data.extra_fields names '{name}', which is read without it where the env reports it.",
@@ -129,7 +129,7 @@ def checked_info_fields(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[i
             f"data.extra_fields.{name} is the shape {list(shape)}: give sizes of at least 1, or [] "
             "for one number.",
         )
-    return {name: tuple(shape) for name, shape in given.items()}
+    return {name: tuple(shape) for name, shape in shapes.items()}
 
 
 def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
@@ -172,6 +172,7 @@ def check_no_pauses(env: VectorEnv) -> None:
 
 def _refuse_other_libraries(env: Any, setting: str) -> None:
     cls = env if isinstance(env, type) else type(env)
+    # An instance with a spec is made by its id, for which `_what_makes` has the better cure.
     if issubclass(cls, VectorEnv) or (env is not cls and getattr(env, "spec", None) is not None):
         return
     cure = replacement(env if env is cls else _unwrapped(env))
@@ -181,13 +182,13 @@ def _refuse_other_libraries(env: Any, setting: str) -> None:
 
 
 def _by_name(name: str, setting: str) -> EnvFactory:
-    if name in TASKS:
+    if name in TASKS:  # before Gymnasium: tasks are in no registry
         return function_at(TASKS[name])
     ids = [spec.id for spec in gymnasium.registry.values()]
-    known = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
+    names = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
     # The env of an id `module:name` is registered when its module is imported.
     require(
-        ":" in name or name in known,
+        ":" in name or name in names,
         f"{setting} is '{name}', which is neither the id of a Gymnasium env nor a task of this "
         f"package ({', '.join(sorted(TASKS))}){closest(name, [*ids, *TASKS])}. For an env of "
         "another package name the package that registers it: my_package:Name-v0.",
@@ -195,35 +196,36 @@ def _by_name(name: str, setting: str) -> EnvFactory:
     return partial(GymnasiumEnv, id=name)
 
 
-def _check_arguments(given: Callable[..., Any], setting: str) -> None:
+def _check_arguments(factory: Callable[..., Any], setting: str) -> None:
     """Refuse a callable that needs more arguments than the number of envs."""
-    if isinstance(given, partial) and isinstance(given.func, type):
-        name = given.func.__name__
+    if isinstance(factory, partial) and isinstance(factory.func, type):
+        name = factory.func.__name__
         require(
-            not given.args,
+            not factory.args,
             f"{setting} is a partial of {name} with positional arguments, but the first argument "
             f"of an env is num_envs. Pass them by name: partial({name}, id=...).",
         )
         require(
-            "num_envs" not in given.keywords,
+            "num_envs" not in factory.keywords,
             f"{setting} is a partial of {name} that sets num_envs. Remove num_envs there, and set "
             "num_envs=... and num_eval_envs=... of RLDataModule.",
         )
     try:
-        signature = inspect.signature(given)
+        signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # a builtin without signature: its call raises the error
     try:
-        signature.bind(1)
+        signature.bind(1)  # as `make_env` calls it
     except TypeError as error:
         raise ConfigurationError(
             f"{setting} cannot be called with the number of envs alone: {error}. "
-            f"{_completed(given, signature)}"
+            f"{_completed(factory, signature)}"
         ) from error
 
 
-def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
-    cls = given.func if isinstance(given, partial) else given
+def _completed(factory: Callable[..., Any], signature: inspect.Signature) -> str:
+    # The message completes the class with the arguments that it lacks.
+    cls = factory.func if isinstance(factory, partial) else factory
     if not isinstance(cls, type):
         return (
             "Pass a function of one argument: lambda num_envs: GymnasiumEnv(num_envs, "
@@ -231,13 +233,13 @@ def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
         )
     missing = [
         name
-        for name, parameter in list(signature.parameters.items())[1:]
+        for name, parameter in list(signature.parameters.items())[1:]  # without num_envs
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    named = getattr(given, "keywords", {})
-    arguments = [f"{name}={value!r}" for name, value in named.items()]
-    arguments += [f"{name}=..." for name in missing if name not in named]
+    keywords = getattr(factory, "keywords", {})
+    arguments = [f"{name}={value!r}" for name, value in keywords.items()]
+    arguments += [f"{name}=..." for name in missing if name not in keywords]
     return f"Pass partial({', '.join([cls.__name__, *arguments])})."
 
 
@@ -254,10 +256,10 @@ def _what_makes(env: Any) -> str:
 
 
 def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:
-    shown = {name: value for name, value in env_kwargs.items() if name not in OF_THE_VECTOR}
-    if not shown:
+    kwargs = {name: value for name, value in env_kwargs.items() if name not in OF_THE_VECTOR}
+    if not kwargs:
         return f"its id, '{id}'"
-    return f"partial(GymnasiumEnv, id='{id}', env_kwargs={shown})"
+    return f"partial(GymnasiumEnv, id='{id}', env_kwargs={kwargs})"
 
 
 def _to_register(cls: type) -> str:

@@ -38,15 +38,15 @@ INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
 """Info keys of interventions."""
 
 
-def report_intervention(info: dict[str, Any], policy_action: Any, taken: bool) -> dict[str, Any]:
-    """Report in an info whether a layer around the env replaced the action (`taken`).
+def report_intervention(info: dict[str, Any], policy_action: Any, replaced: bool) -> dict[str, Any]:
+    """Report in an info whether a layer around the env replaced the action (`replaced`).
 
     The inner env's action is `policy_action` [*A]. The innermost report of the executed action
     counts; `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, policy_action)
     inside = info.get(INTERVENED, not np.array_equal(executed, policy_action))
-    return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or taken}
+    return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or replaced}
 
 
 def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class InfoReader:
             EnvFaultError: for entries that the table refuses.
         """
         for key, name in self._keys.items():
-            if key in info and not (name == "success" and info[key] is None):
+            if key in info and not (name == "success" and info[key] is None):  # None: undecided
                 self._put_number(report, name, key, info, rows)
         if EXECUTED_ACTION in info and self._interventions:
             executed, actions = report.setdefault(EXECUTED_ACTION, {}), info[EXECUTED_ACTION]
@@ -149,6 +149,7 @@ class InfoReader:
         """
         report: EnvReport = {}
         final = info.get("final_info")
+        # The entries of finished envs describe their next episode: read theirs from `final_info`.
         rows = ~done if isinstance(final, dict) else np.ones_like(done)
         self.gather(report, renamed(info, names or {}), rows)
         if isinstance(final, dict):
@@ -159,14 +160,15 @@ class InfoReader:
         self, report: EnvReport, name: str, key: str, info: Mapping[str, Any], rows: Any
     ) -> None:
         rows, numbers = _numbers(info, key, rows)
+        # A flag may be NaN (not reported), a penalty must be a number.
         if name == "penalty":
-            good, wanted = numbers is not None and np.isfinite(numbers), "a finite number"
+            ok, expected = numbers is not None and np.isfinite(numbers), "a finite number"
         else:
-            good, wanted = (numbers == 0) | (numbers == 1) | (numbers != numbers), "true or false"
-        if not np.all(good):
+            ok, expected = (numbers == 0) | (numbers == 1) | (numbers != numbers), "true or false"
+        if not np.all(ok):
             is_one = numbers is None or isinstance(rows, int)
             raise EnvFaultError(
-                self._refusal(key, info[key] if is_one else numbers[~good][0], wanted, rows)
+                self._refusal(key, info[key] if is_one else numbers[~ok][0], expected, rows)
             )
         self._column(report, name)[rows] = numbers
 
@@ -175,6 +177,7 @@ class InfoReader:
             self._warn(kind, tree, "a dict of numbers by name", rows)
             return
         for name, value in tree.items():
+            # Gymnasium's vector envs add a mask `_x` for each entry x.
             is_mask = not isinstance(rows, int) and str(name)[:1] == "_" and str(name)[1:] in tree
             if not is_mask:
                 reporting, numbers = _numbers(tree, name, rows)
@@ -189,17 +192,17 @@ class InfoReader:
         array: np.ndarray = columns[name]
         return array
 
-    def _warn(self, key: str, value: Any, wanted: str, rows: Any) -> None:
-        if key not in self._warned:
+    def _warn(self, key: str, value: Any, expected: str, rows: Any) -> None:
+        if key not in self._warned:  # once per key, not per step
             self._warned.add(key)
-            refusal = self._refusal(key, value, wanted, rows)
+            refusal = self._refusal(key, value, expected, rows)
             warnings.warn(f"{refusal} The entry is ignored.", stacklevel=2)
 
-    def _refusal(self, key: str, value: Any, wanted: str, rows: Any) -> str:
+    def _refusal(self, key: str, value: Any, expected: str, rows: Any) -> str:
         each = "" if isinstance(rows, int) else f" for each of the {self._num_envs} envs"
         return (
-            f"{self._name} returned info['{key}'] = {shortened(value)} instead of {wanted}{each}. "
-            "Correct the env, or rename the key in a wrapper."
+            f"{self._name} returned info['{key}'] = {shortened(value)} instead of {expected}{each}"
+            ". Correct the env, or rename the key in a wrapper."
         )
 
 
@@ -210,6 +213,7 @@ def _numbers(values: Mapping[str, Any], name: str, rows: Any) -> tuple[Any, Any]
     array = np.asarray(values[name])
     if array.shape != rows.shape:
         return rows, None
+    # The mask of the entry: elsewhere its numbers are fillings.
     rows = rows & np.asarray(values.get(f"_{name}", True), dtype=bool)
     if array.dtype.kind == "O":  # Gymnasium stores anything but plain numbers in object arrays
         rows = rows & np.array([value is not None for value in array])
@@ -227,8 +231,8 @@ def to_tensors(report: EnvReport) -> dict[str, Any]:
     for kind in TREES:
         if report.get(kind):
             tensors[kind] = {name: torch.from_numpy(array) for name, array in report[kind].items()}
-    kept = report.get(KEPT, {})
-    return tensors | {name: torch.from_numpy(array) for name, array in kept.items()}
+    entries = report.get(KEPT, {})
+    return tensors | {name: torch.from_numpy(array) for name, array in entries.items()}
 
 
 def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dict[str, np.ndarray]:
@@ -240,11 +244,11 @@ def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dic
     executed = actions.copy()
     for i, action in report.get(EXECUTED_ACTION, {}).items():
         if np.shape(action) != actions.shape[1:]:
-            got = np.shape(action)
-            raise EnvFaultError(wrong_shape(name, EXECUTED_ACTION, got, actions.shape[1:]))
+            shape = np.shape(action)
+            raise EnvFaultError(wrong_shape(name, EXECUTED_ACTION, shape, actions.shape[1:]))
         refuse_kind(name, EXECUTED_ACTION, action.dtype, actions.dtype, action)
         executed[i] = action
-    differs = (executed != actions).reshape(len(actions), -1).any(1)
+    differs = (executed != actions).reshape(len(actions), -1).any(1)  # the default of the flag
     flags = report.get(INTERVENED)
     intervened = differs if flags is None else np.where(np.isnan(flags), differs, flags != 0)
     return {EXECUTED_ACTION: executed, INTERVENED: intervened.astype(bool)}
@@ -268,8 +272,8 @@ def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[s
     for kind in (*TREES, "final_metrics", "log"):
         for key, value in info.get(kind, {}).items():
             if not isinstance(value, Tensor):
-                wanted = f"a tensor [{num_envs}]"
-                raise EnvFaultError(wrong_value(name, f"info {kind}.{key}", value, wanted))
+                expected = f"a tensor [{num_envs}]"
+                raise EnvFaultError(wrong_value(name, f"info {kind}.{key}", value, expected))
 
 
 def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:

@@ -14,7 +14,7 @@ CHANNELS = (1, 3, 4)
 """Possible channels of a picture: grey, colours, and colours with transparency."""
 
 
-def one_picture(name: str, drawn: Any) -> np.ndarray:
+def one_picture(name: str, frame: Any) -> np.ndarray:
     """Return a rendering of an env as one picture uint8 [H, W, 3]; several cameras form a row.
 
     Grey and transparent pictures, channels first, lists, bool, and floats in [0, 1] are converted.
@@ -22,11 +22,11 @@ def one_picture(name: str, drawn: Any) -> np.ndarray:
     Raises:
         EnvFaultError: names the env and what its `render` returned.
     """
-    array = drawn.detach().cpu().numpy() if isinstance(drawn, Tensor) else drawn
+    array = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else frame
     if isinstance(array, list | tuple) and isinstance(next(iter(array), None), Tensor | np.ndarray):
         cameras = [one_picture(name, camera) for camera in array]
         height = max(len(picture) for picture in cameras)
-        padded = [np.pad(one, ((0, height - len(one)), (0, 0), (0, 0))) for one in cameras]
+        padded = [np.pad(p, ((0, height - len(p)), (0, 0), (0, 0))) for p in cameras]
         return np.concatenate(padded, axis=1)
     with suppress(ValueError):  # a ragged list
         array = np.asarray(array)
@@ -39,7 +39,7 @@ def one_picture(name: str, drawn: Any) -> np.ndarray:
     if not is_picture or not ((array >= 0) & (array <= limit)).all():
         numbers = f", from {array.min():.4g} to {array.max():.4g}" if is_picture else ""
         raise EnvFaultError(
-            f"{name} returned {shortened(drawn)}{numbers} from render instead of a picture: uint8 "
+            f"{name} returned {shortened(frame)}{numbers} from render instead of a picture: uint8 "
             "[H, W, 3], or grey, transparent, channels first, or floats from 0 to 1."
         )
     scaled = (array * 255).round() if kind in "bf" else array

@@ -75,7 +75,7 @@ def check_like(name: str, value: Any, like: Any, field: str) -> None:
     Raises:
         EnvFaultError: names the field, both shapes, and the cure.
     """
-    if hasattr(like, "keys"):
+    if hasattr(like, "keys"):  # a Dict space or a TensorDict
         if not hasattr(value, "keys"):
             raise EnvFaultError(wrong_value(name, field, value, f"a dict of {', '.join(like)}"))
         for key in like.keys():
@@ -102,8 +102,8 @@ def check_vector(name: str, field: str, value: Any, num_envs: int, kinds: str) -
         or value.shape != (num_envs,)
         or kind_of(value.dtype) not in kinds
     ):
-        wanted = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'torch.bool'}"
-        raise EnvFaultError(wrong_value(name, field, value, wanted))
+        expected = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'torch.bool'}"
+        raise EnvFaultError(wrong_value(name, field, value, expected))
     return value
 
 
@@ -173,10 +173,10 @@ def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, di
     try:
         observation, reward, terminated, truncated, info = result
     except (TypeError, ValueError):
-        wanted = "observation, reward, terminated, truncated and info"
-        raise EnvFaultError(_other_things(env, "step", result, wanted)) from None
+        expected = "observation, reward, terminated, truncated and info"
+        raise EnvFaultError(_other_things(env, "step", result, expected)) from None
     if type(reward) in NUMBERS and type(terminated) in FLAGS and type(truncated) in FLAGS:
-        if type(info) is dict:
+        if type(info) is dict:  # the fast path of nearly all steps
             return result  # type: ignore[no-any-return]  # of five things
     else:
         number = one_number(reward)
@@ -220,18 +220,18 @@ def _read_info(env: gymnasium.Env, method: str, info: Any) -> dict[str, Any]:
     return dict(info)
 
 
-def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> str:
+def _other_things(env: gymnasium.Env, method: str, result: Any, expected: str) -> str:
     kind = f"{len(result)} things" if isinstance(result, tuple | list) else shortened(result)
     return (
-        f"{name_of(env)} returned {kind} from {method}, not {wanted}: it may be written for an old "
-        "version of Gym. Correct the env, or wrap it in shimmy's GymV21CompatibilityV0."
+        f"{name_of(env)} returned {kind} from {method}, not {expected}: it may be written for an "
+        "old version of Gym. Correct the env, or wrap it in shimmy's GymV21CompatibilityV0."
     )
 
 
-def wrong_value(name: str, field: str, value: Any, wanted: str) -> str:
+def wrong_value(name: str, field: str, value: Any, expected: str) -> str:
     """Return the message about a result of a wrong kind."""
     return (
-        f"{name} returned {_article(field)} that is {shortened(value)} instead of {wanted}: "
+        f"{name} returned {_article(field)} that is {shortened(value)} instead of {expected}: "
         "correct its step and reset."
     )
 
@@ -255,14 +255,14 @@ def _check_array(name: str, value: Any, space: gymnasium.Space[Any], field: str)
         raise EnvFaultError(wrong_value(name, field, value, "an array")) from error
     if array.shape != space.shape:
         raise EnvFaultError(wrong_shape(name, field, array.shape, space.shape))
-    if array.dtype is not space.dtype:
+    if array.dtype is not space.dtype:  # NumPy's own dtypes are singletons
         refuse_kind(name, field, array.dtype, space.dtype, array)
-    if not isinstance(space, gymnasium.spaces.Box):
+    if not isinstance(space, gymnasium.spaces.Box):  # many envs exceed the bounds of their Box
         _refuse_beyond(name, field, array, *bounds_of(space))
 
 
 def refuse_kind(
-    name: str, field: str, got: Any, announced: Any, values: np.ndarray | None = None
+    name: str, field: str, dtype: Any, announced: Any, values: np.ndarray | None = None
 ) -> None:
     """Refuse a dtype whose values do not fit: non-numbers, fractions, large integers.
 
@@ -271,22 +271,23 @@ def refuse_kind(
     Raises:
         EnvFaultError: names the field and both dtypes.
     """
-    kind, place = kind_of(got), kind_of(announced)
-    why = None
+    kind, place = kind_of(dtype), kind_of(announced)
+    reason = None
     if kind not in KINDS:
-        why = "which holds no real numbers"
+        reason = "which holds no real numbers"
     elif kind == "f" and place != "f":
-        why = "which would cut off the fractions"
+        reason = "which would cut off the fractions"
+    # Flags may be integers of any dtype, and bool fits everywhere.
     elif place in "biu" and kind != "b" and field not in ("terminated", "truncated"):
-        if values is None:
-            fits = np.can_cast(_numpy(got), _numpy(announced))
+        if values is None:  # on a device: judge by the dtypes, without a wait
+            fits = np.can_cast(_numpy(dtype), _numpy(announced))
         else:
             low, high = (0, 1) if place == "b" else _limits(announced)
             fits = bool(((values >= low) & (values <= high)).all())
-        why = None if fits else "which cannot hold these numbers"
-    if why is not None:
+        reason = None if fits else "which cannot hold these numbers"
+    if reason is not None:
         raise EnvFaultError(
-            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: "
+            f"{name} returned {_article(field)} of dtype {dtype} instead of {announced}, {reason}: "
             "correct its step and reset, or its space."
         )
 
@@ -331,23 +332,23 @@ class ObservedChoices:
         Raises:
             EnvFaultError: names the field, the value and the allowed range.
         """
-        for path, least, greatest in self._ranges:
+        for path, low, high in self._ranges:
             values = observation
             for key in path:
                 values = values[key]
             array = values.cpu().numpy() if isinstance(values, Tensor) else values
-            _refuse_beyond(self._name, ".".join(("observation", *path)), array, least, greatest)
+            _refuse_beyond(self._name, ".".join(("observation", *path)), array, low, high)
 
 
-def _refuse_beyond(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> None:
-    beyond = (array < least) | (array > greatest)
+def _refuse_beyond(name: str, field: str, array: np.ndarray, low: Any, high: Any) -> None:
+    beyond = (array < low) | (array > high)
     if not beyond.any():
         return
     at = tuple(np.argwhere(beyond)[0])
-    least, greatest = (np.broadcast_to(bound, array.shape)[at] for bound in (least, greatest))
+    low, high = (np.broadcast_to(bound, array.shape)[at] for bound in (low, high))
     raise EnvFaultError(
-        f"{name} returned {_article(field)} of the category {array[at]}, but its space has {least} "
-        f"to {greatest} there: correct its step and reset, or its space."
+        f"{name} returned {_article(field)} of the category {array[at]}, but its space has {low} "
+        f"to {high} there: correct its step and reset, or its space."
     )
 
 
@@ -366,10 +367,10 @@ def name_of(env: gymnasium.Env) -> str:
     return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
 
 
-def wrong_shape(name: str, field: str, got: Any, announced: Any) -> str:
+def wrong_shape(name: str, field: str, shape: Any, announced: Any) -> str:
     """Return the message about a result of another shape."""
     return (
-        f"{name} returned {_article(field)} of shape {list(got)} instead of {list(announced)}: "
+        f"{name} returned {_article(field)} of shape {list(shape)} instead of {list(announced)}: "
         "correct its step and reset, or its space."
     )
 

@@ -96,8 +96,8 @@ class VectorEnv(ABC):
         """Additional rollout fields of each step, which `info` contains."""
         space = self.single_action_space
         taken_over = intervention_fields(space) if self.reports_interventions else {}
-        kept = {INFO + name: (shape, torch.float32) for name, shape in self.info_fields.items()}
-        return taken_over | (PENALTY_FIELD if self.reports_penalty else {}) | kept
+        infos = {INFO + name: (shape, torch.float32) for name, shape in self.info_fields.items()}
+        return taken_over | (PENALTY_FIELD if self.reports_penalty else {}) | infos
 
     @property
     def goals(self) -> GoalFunction | None:
@@ -241,7 +241,7 @@ def named_reports(info: dict[str, Any]) -> dict[str, Tensor]:
         f"{kind}/{name}": value.float()
         for kind in ("rewards", "metrics")
         for name, value in info.get(kind, {}).items()
-        if value.dim() == 1
+        if value.dim() == 1  # an entry of another shape is no report of the envs
     }
 
 
@@ -272,10 +272,11 @@ class StepwiseStepper(RolloutStepper):
         )
         self._finals = FinalObservationWriter(rollout)
         self._results = [storage[key].unbind(0) for key in RESULTS]
+        # All views of the storage are made here, so that a step makes none.
         self._extra = {k.removeprefix(INFO): storage[k].unbind(0) for k in env.extra_fields}
         self._info_fields = tuple(env.info_fields)
         self._intervened = env.reports_interventions
-        self._remote = storage["terminated"].device.type != "cpu"
+        self._remote = storage["terminated"].device.type != "cpu"  # looking at values there waits
         self._choices = ObservedChoices(type(env).__name__, env.single_observation_space)
 
     def step(self, t: int) -> dict[str, Any]:
@@ -293,16 +294,16 @@ class StepwiseStepper(RolloutStepper):
         check_info(self._env, info, self._env.num_envs, tuple(self._extra))
         for key in self._info_fields:  # another shape might broadcast
             check_like(type(self._env).__name__, info[key], self._extra[key][t], f"info {key}")
-        for key, slots in self._extra.items():
+        for key, slots in self._extra.items():  # `check_info` has found all of them
             slots[t].copy_(info[key])
         if "final_obs" in info:
             _, terminated, truncated = results
             # Copy all rows: rows of finished envs alone would be assigned to the first envs.
             _check_final(self._env, self._observations[t], info["final_obs"])
             # Do not read the flags from storage, which would synchronize with an accelerator.
-            known = terminated.device.type == "cpu" and self._remote
-            ended = terminated.bool() | truncated.bool() if known else None
-            self._finals.write(t, info["final_obs"], ended)
+            flags_on_cpu = terminated.device.type == "cpu" and self._remote
+            done = terminated.bool() | truncated.bool() if flags_on_cpu else None
+            self._finals.write(t, info["final_obs"], done)
         return info
 
     def finish(self) -> None:
@@ -313,6 +314,7 @@ def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[
     """Return `executed_action` and `intervened` of a step with action [N, *A]."""
     executed: Tensor = info.get("executed_action", action)
     check_like(type(env).__name__, executed, action, "executed_action")
+    # An env that reports only the executed action: another action means an intervention.
     differs = (executed != action.to(executed.device)).view(len(action), -1).any(1)
     intervened: Tensor = info.get("intervened", differs)
     check_like(type(env).__name__, intervened, differs, "intervened")
@@ -347,7 +349,7 @@ class ArrayStepper(RolloutStepper):
             list(storage[key].numpy())
             for key in ("action", "observation", "reward", "terminated", "truncated")
         )
-        self._slots = storage["observation"].unbind(0)
+        self._slots = storage["observation"].unbind(0)  # tensors, for the check of `final_obs`
         self._finals = FinalObservationWriter(rollout)
         self._num_envs, self._size = self._rewards[0].size, self._observations[0].size
         self._dtype: Any = None
@@ -373,7 +375,7 @@ class ArrayStepper(RolloutStepper):
             self._truncated[t][...] = truncated
         except ValueError:
             self._check_step(t, observation, results)
-            raise
+            raise  # the check has found no fault, so NumPy's error tells more
         if "final_obs" in info:
             _check_final(self._env, self._slots[t], info["final_obs"])
             self._finals.write(t, info["final_obs"])
@@ -382,7 +384,7 @@ class ArrayStepper(RolloutStepper):
     def _check_step(self, t: int, observation: Any, results: Sequence[Any]) -> None:
         slots = (self._rewards[t], self._terminated[t], self._truncated[t])
         check_results(self._env, observation, self._observations[t + 1], results, slots)
-        self._dtype = observation.dtype
+        self._dtype = observation.dtype  # the next step compares only with this
 
 
 def check_results(

@@ -54,7 +54,7 @@ _awaited: dict[int, EnvProcesses] = {}
 def waiting_for(processes: EnvProcesses) -> Iterator[None]:
     """Mark that this thread waits for processes, which the watch may kill."""
     thread = threading.get_ident()
-    _awaited[thread] = processes
+    _awaited[thread] = processes  # a dict write is atomic, so no lock
     try:
         yield
     finally:
@@ -74,7 +74,7 @@ class EnvWatch:
     async` detects C code that holds Python's lock.
 
     Args:
-        whose: owner of the env, for the message, such as `the training`.
+        owner: owner of the env, for the message, such as `the training`.
         timeout_s: maximum seconds per call; None: no limit.
         on_hang: called with the error in the watching thread; returns whether it failed the pending
             rollout of another thread.
@@ -86,11 +86,11 @@ class EnvWatch:
 
     def __init__(
         self,
-        whose: str,
+        owner: str,
         timeout_s: float | None,
         on_hang: Callable[[EnvTimeoutError], bool] = lambda error: False,
     ) -> None:
-        self.whose, self.timeout_s, self._on_hang = whose, timeout_s, on_hang
+        self.owner, self.timeout_s, self._on_hang = owner, timeout_s, on_hang
         self.is_lost, self._num_envs = False, 0
         self.is_idle = timeout_s is not None
         self.env: Callable[[], VectorEnv | None] = lambda: None
@@ -113,7 +113,7 @@ class EnvWatch:
         except BaseException:
             self.close()
             raise
-        self.env = weakref.ref(env)
+        self.env = weakref.ref(env)  # the watch must not keep the env alive
         return env
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class EnvWatch:
             if self.is_idle:
                 self.is_idle = False
                 self._closed.clear()
-                name = f"watch of {self.whose}"
+                name = f"watch of {self.owner}"
                 self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
                 self._thread.start()
 
@@ -136,7 +136,7 @@ class EnvWatch:
         tick, idle, last = min(TICK_SECONDS, self.timeout_s / 4), 0, time.monotonic()
         while not self._closed.wait(tick):
             now = time.monotonic()
-            passed, last = min(now - last, 2 * tick), now
+            passed, last = min(now - last, 2 * tick), now  # a longer gap: the process was suspended
             idle = 0 if self._count_seconds(passed, self.timeout_s) else idle + 1
             if idle >= IDLE_TICKS and self._stop_if_idle():
                 return
@@ -145,22 +145,24 @@ class EnvWatch:
     def _stop_if_idle(self) -> bool:
         with self._starting:
             self.is_idle = True  # before the check, so that a new call starts the thread
+            # A call that began before `is_idle` was set shows here.
             self.is_idle = all(call.ended == call.began for call in list(self._calls.values()))
             return self.is_idle
 
     def _count_seconds(self, passed: float, timeout_s: float) -> bool:
         env = self.env()
-        progress, called = 0 if env is None else env.progress, False
+        progress, is_called = 0 if env is None else env.progress, False
         for call in list(self._calls.values()):
-            seen, runs = (call.began, progress), call.ended != call.began
-            called |= runs or seen != call.seen
-            if not runs or seen != call.seen or _is_debugged(call.thread):
-                call.seen, call.spent = seen, 0.0
+            # Another count of calls, or progress within a long one, means that nothing hangs.
+            state, runs = (call.began, progress), call.ended != call.began
+            is_called |= runs or state != call.state
+            if not runs or state != call.state or _is_debugged(call.thread):
+                call.state, call.spent = state, 0.0
             else:
                 call.spent += passed
                 if call.spent >= timeout_s and not self.is_lost:
                     self._end(call)
-        return called
+        return is_called
 
     def _end(self, call: "_Call") -> None:
         """Kill the processes of a call. If it has none, fail the rollout, or exit."""
@@ -168,16 +170,16 @@ class EnvWatch:
         stacks = _stack_in_env(call.thread) if processes is None else processes.stacks()
         env = self.env()
         call.error = error = EnvTimeoutError(
-            f"The {self._num_envs} envs of {self.whose}{'' if env is None else _name(env)} hung: "
+            f"The {self._num_envs} envs of {self.owner}{'' if env is None else _name(env)} hung: "
             f"the {call.doing} took more than data.env_timeout_s: {self.timeout_s:g} seconds. "
             "Raise this limit if a step may take longer, or set it to null (no limit) if a person "
             f"takes part. The stack where it hangs:\n{stacks.rstrip()}"
         )
         if processes is not None:
             processes.kill()
-            if call.ends_within(GRACE_SECONDS):
+            if call.ends_within(GRACE_SECONDS):  # it raises `call.error`
                 return
-        self.is_lost = True
+        self.is_lost = True  # the thread cannot be interrupted
         if not self._on_hang(error):
             end_process(error)
 
@@ -192,7 +194,7 @@ class _Call:
         self.doing, self.watch = doing, watch
         self.began = self.ended = self.thread = 0
         self.error: EnvTimeoutError | None = None
-        self.seen, self.spent = (0, 0), 0.0
+        self.state, self.spent = (0, 0), 0.0
 
     def __enter__(self) -> None:
         self.thread = threading.get_ident()
@@ -208,15 +210,15 @@ class _Call:
     ) -> None:
         self.ended = self.began
         if torch.get_default_dtype() is not torch.float32:  # 90 ns
-            restore_default_dtype(self.watch.whose)
+            restore_default_dtype(self.watch.owner)
         if self.error is not None:
             error, self.error = self.error, None
-            if raised is not None:
+            if raised is not None:  # an effect of the kill
                 raise error from None
         elif isinstance(raised, SystemExit):
             env = self.watch.env()
             name = "The env" if env is None else type(env).__name__
-            raise exit_of_env(f"{name} of {self.watch.whose}", raised) from raised
+            raise exit_of_env(f"{name} of {self.watch.owner}", raised) from raised
 
     def ends_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -124,6 +124,7 @@ class GymnasiumEnv(VectorEnv):
         self._replayable = vectorization != "vector_entry_point"
         self._without_interventions = False
         self._names = {executed_action_key: EXECUTED_ACTION, intervened_key: INTERVENED}
+        # Only keys that differ are renamed.
         self._names = {theirs: ours for theirs, ours in self._names.items() if theirs != ours}
         self._make = partial(
             make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
@@ -151,20 +152,20 @@ class GymnasiumEnv(VectorEnv):
         if not is_goal_space(self.single_observation_space):
             return None
         # Envs in other processes cannot be asked between their steps: make another one.
-        more: dict[str, Any] = {"wrappers": self._wrappers, "names": self._names}
-        env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, "sync", **more).envs[0]
+        args: dict[str, Any] = {"wrappers": self._wrappers, "names": self._names}
+        env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, "sync", **args).envs[0]
         return goal_function(env)
 
     def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().keep_info(shapes)
-        self.wrap_single_envs(partial(KeptInfo, shapes=shapes))
+        self.wrap_single_envs(partial(KeptInfo, shapes=shapes))  # inside the process of each env
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds = seed if seed is None else _plain_seed(seed)
         self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._clear_episodes()
-        self._checksums.begin(self._observation)
+        self._checksums.begin(self._observation)  # each reset begins new episodes
         return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
@@ -192,7 +193,7 @@ class GymnasiumEnv(VectorEnv):
             actions = actions.astype(self._action_dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
-            done = terminated | truncated if "final_obs" in info else None
+            done = terminated | truncated if "final_obs" in info else None  # most steps end none
             self._log_results(reward, info.get("report"), done)
             self._log_actions(actions, done)
         if info or self.reports_interventions or self.reports_penalty:
@@ -200,10 +201,11 @@ class GymnasiumEnv(VectorEnv):
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
+        # The log of a very long episode is cut: its env cannot be replayed.
         if not self._replayable or self._episode_begin.min() < self._first_kept:
             return None
         starts = self._env.get_attr("episode_start")
-        if any(start is None for start in starts):
+        if any(start is None for start in starts):  # an unknown generator, or a real robot
             return None
         log = np.stack(self._actions) if self._actions else np.empty((0, self.num_envs))
         episodes = [
@@ -228,17 +230,17 @@ class GymnasiumEnv(VectorEnv):
                 f"the state was saved with {len(episodes)} envs, but there are {self.num_envs}"
             )
         interventions = state.get("interventions", [[]] * self.num_envs)
-        there = self._env.call("intervention_states")
-        if [len(one) for one in interventions] != [len(one) for one in there]:
+        current_states = self._env.call("intervention_states")
+        if [len(states) for states in interventions] != [len(states) for states in current_states]:
             raise RestoreError("the state was saved with other Intervention wrappers")
         self._profile_mujoco()
-        self._env.reset()
+        self._env.reset()  # `InlineVectorEnv` makes its arrays at a reset
         actions = [episode["actions"].numpy() for episode in episodes]
         self._env.set_attr(
             "replay_request",
             [
-                (e["start"], list(a), one)
-                for e, a, one in zip(episodes, actions, interventions, strict=True)
+                (e["start"], list(a), states)
+                for e, a, states in zip(episodes, actions, interventions, strict=True)
             ],
         )
         rows, checksums = zip(*self._replayed(), strict=True)
@@ -252,11 +254,13 @@ class GymnasiumEnv(VectorEnv):
         self._checksums.restore(checksums)
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
-            self._env.set_elapsed([len(a) for a in actions])
+            self._env.set_elapsed([len(a) for a in actions])  # it counts the time limits itself
         return wrap_arrays(self._observation)
 
     def _replayed(self) -> list[Any]:
         while True:
+            # In turns of seconds: each turn raises `progress`, so that a long replay does not count
+            # as hanging.
             replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
             self._turns += 1
             if all(done for done, _ in replayed):
@@ -339,13 +343,13 @@ class GymnasiumEnv(VectorEnv):
                 pictures = self._env.render()
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise missing_package(self.id, error) from error
-        drawn = [None if pictures is None else pictures[i] for i in rows]
+        row_pictures = [None if pictures is None else pictures[i] for i in rows]
         is_drawn = self.env_kwargs.get("render_mode") == "rgb_array"
         require(
-            is_drawn or all(picture is not None for picture in drawn),
+            is_drawn or all(picture is not None for picture in row_pictures),
             f"Env '{self.id}' returns no pictures: call make_renderable() before its reset.",
         )
-        return np.stack([one_picture(f"Env '{self.id}'", picture) for picture in drawn])
+        return np.stack([one_picture(f"Env '{self.id}'", picture) for picture in row_pictures])
 
     def swap_pictures(self, every: Sequence[int]) -> Sequence[Sequence[tuple[int, Any]]]:
         """Return the pictures of each env's `ChunkWrapper`, and set when it takes others."""
@@ -358,12 +362,12 @@ class GymnasiumEnv(VectorEnv):
 
     def _profile_mujoco(self) -> None:
         """Set MuJoCo's profiler at a reset: the trainer's settings come after `__init__`."""
-        wanted = settings().mujoco_profiler
+        enabled = settings().mujoco_profiler
         if self._replayable:
-            answers = self._env.call("profile_mujoco", wanted)
-            self.mujoco_profiler = next((one for one in answers if one is not None), None)
+            answers = self._env.call("profile_mujoco", enabled)
+            self.mujoco_profiler = next((answer for answer in answers if answer is not None), None)
         else:
-            set_mujoco_profiler(wanted)
+            set_mujoco_profiler(enabled)
             self.mujoco_profiler = has_mujoco_profiler(self._env)
 
     def stop_interventions(self) -> None:
@@ -372,9 +376,10 @@ class GymnasiumEnv(VectorEnv):
             self._env.call("stop_interventions")
 
     def _recreate(self) -> None:
-        made = self._make(self.env_kwargs, wrappers=self._wrappers)
+        # Before the old env is closed: if this fails, the old one stays usable.
+        new_env = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
-        self._env = made
+        self._env = new_env
         if self._without_interventions:
             self.stop_interventions()
 
@@ -397,6 +402,7 @@ class GymnasiumEnv(VectorEnv):
             interventions=self.reports_interventions,
             penalty=self.reports_penalty,
         )
+        # Policies count choices from 0, an env may start at another number.
         start = first_choice(self.single_action_space)
         self._first_action = start if start.any() else None
         self._finals: Any = None
@@ -414,10 +420,10 @@ class GymnasiumEnv(VectorEnv):
 
     def _log_results(self, reward: np.ndarray, report: EnvReport | None, done: Any) -> None:
         checksums = self._checksums
-        if self._observation is not checksums.observation:
+        if self._observation is not checksums.observation:  # another array than at the last step
             checksums.look_at(self._observation)
-        seen = [view.tobytes() for view in checksums.views]
-        checksums.steps.append((seen, reward.tobytes(), report, done))
+        view_bytes = [view.tobytes() for view in checksums.views]
+        checksums.steps.append((view_bytes, reward.tobytes(), report, done))
         if len(checksums.steps) == FOLD_STEPS:  # sums of single steps would take longer
             checksums.fold()
 
@@ -435,6 +441,7 @@ class GymnasiumEnv(VectorEnv):
     def _restore_log(self, actions: list[np.ndarray]) -> None:
         longest = max(len(a) for a in actions)
         self._clear_episodes()
+        # Episodes differ in length: those that began later are padded in front.
         padded = [
             np.concatenate([np.zeros((longest - len(a), *a.shape[1:]), a.dtype), a])
             for a in actions
@@ -462,11 +469,11 @@ class GymnasiumEnv(VectorEnv):
         else:
             report = self._reader.read_arrays(info, terminated | truncated, self._names)
         if self.reports_interventions:
-            taken = read_interventions(f"Env '{self.id}'", report, actions)
+            arrays = read_interventions(f"Env '{self.id}'", report, actions)
             if self._first_action is not None:
-                executed = taken["executed_action"]
-                taken["executed_action"] = as_policy_counts(executed, self._first_action)
-            result |= {key: torch.from_numpy(array) for key, array in taken.items()}
+                executed = arrays["executed_action"]
+                arrays["executed_action"] = as_policy_counts(executed, self._first_action)
+            result |= {key: torch.from_numpy(array) for key, array in arrays.items()}
         if self.reports_penalty:
             result["penalty"] = torch.from_numpy(read_penalty(report, self.num_envs))
         return result | to_tensors(report) if report else result
@@ -490,10 +497,10 @@ class GymnasiumEnv(VectorEnv):
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
         final = info["final_obs"]
-        given = np.asarray(info.get("_final_obs", True), dtype=bool)
+        has_final = np.asarray(info.get("_final_obs", True), dtype=bool)
         if isinstance(final, np.ndarray) and final.dtype == object:
-            given = given & np.array([row is not None for row in final])
-        refuse_missing_end(f"Env '{self.id}'", cut & ~given)
+            has_final = has_final & np.array([row is not None for row in final])
+        refuse_missing_end(f"Env '{self.id}'", cut & ~has_final)
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
@@ -529,4 +536,5 @@ def _equal(a: Any, b: Any) -> bool:
             and a.keys() == b.keys()
             and all(_equal(a[key], b[key]) for key in a)
         )
+    # NaN equals NaN here.
     return isinstance(b, Tensor) and torch.equal(a.nan_to_num(nan=1e30), b.nan_to_num(nan=1e30))

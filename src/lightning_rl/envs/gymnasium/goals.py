@@ -19,25 +19,25 @@ def goal_function(env: gymnasium.Env) -> GoalFunction | None:
     """
     if not env.has_wrapper_attr("compute_reward"):
         return None
-    pays = env.get_wrapper_attr("compute_reward")
+    reward_of = env.get_wrapper_attr("compute_reward")
     ends = None
     if env.has_wrapper_attr("compute_terminated"):
         ends = env.get_wrapper_attr("compute_terminated")
 
     def judge(achieved: Tensor, desired: Tensor) -> tuple[Tensor, Tensor]:
         arrays = achieved.cpu().numpy(), desired.cpu().numpy()
-        reward = torch.from_numpy(_each(pays, *arrays).astype(np.float32))
-        ended = torch.zeros_like(reward, dtype=torch.bool)
+        reward = torch.from_numpy(_each(reward_of, *arrays).astype(np.float32))
+        terminated = torch.zeros_like(reward, dtype=torch.bool)
         if ends is not None:
-            ended = torch.from_numpy(_each(ends, *arrays).astype(bool))
-        return reward.to(achieved.device), ended.to(achieved.device)
+            terminated = torch.from_numpy(_each(ends, *arrays).astype(bool))
+        return reward.to(achieved.device), terminated.to(achieved.device)
 
     return judge
 
 
 def _each(function: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     """Call a function for M goals, one by one if it returns no array [M] for all."""
-    together = np.asarray(function(achieved, desired, {}))
+    together = np.asarray(function(achieved, desired, {}))  # most goal envs judge batches
     if together.shape == (len(achieved),):
         return together
     rows = zip(achieved, desired, strict=True)

@@ -68,6 +68,7 @@ class InlineVectorEnv(SyncVectorEnv):
         return observations, infos
 
     def set_elapsed(self, steps: Sequence[int]) -> None:
+        # Step numbers at which the envs run out of time: a step compares with the first only.
         self._ends = [
             self._clock - passed + limit for passed, limit in zip(steps, self._limits, strict=True)
         ]
@@ -106,7 +107,7 @@ class InlineVectorEnv(SyncVectorEnv):
                 # Copy, because the env may reuse its observation array.
                 self._note_end(infos, i, copy.deepcopy(observation))
                 observation, _ = self.envs[i].reset()
-                self._ends[i] = now + self._limits[i]
+                self._ends[i] = now + self._limits[i]  # `_first_end` follows below, once per step
             if is_array:
                 try:
                     # Compare only the size: NumPy refuses another shape of equal size, and `shape`
@@ -160,6 +161,7 @@ def _use_fast_discrete(env: gymnasium.Env) -> None:
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
     """Return the `step` below the wrappers that `InlineVectorEnv` replaces, and the time limit."""
     limit = np.iinfo(np.int64).max
+    # By exact type: a subclass may do more in `step`.
     while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
         if type(env) is TimeLimit:
             if env.spec is None or env.spec.max_episode_steps is None:

@@ -25,8 +25,8 @@ class KeptInfo(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         *result, info = self.env.step(action)
-        kept = {name: self._array(info, name, shape) for name, shape in self._shapes.items()}
-        return *result, {**info, KEPT: kept}
+        entries = {name: self._array(info, name, shape) for name, shape in self._shapes.items()}
+        return *result, {**info, KEPT: entries}
 
     def _array(self, info: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
         owner = name_of(self.env)

@@ -80,7 +80,7 @@ def make_gymnasium(
                 autoreset_mode=AutoresetMode.SAME_STEP,
             )
         else:
-            _import(id)
+            _import(id)  # in this process, which makes the batched env
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
@@ -118,17 +118,17 @@ def from_environment(settings: Any, path: str) -> Any:
     The files of a run keep `${NAME}`, so they contain no secrets.
     """
     if isinstance(settings, dict):
-        return {key: from_environment(one, f"{path}.{key}") for key, one in settings.items()}
+        return {key: from_environment(child, f"{path}.{key}") for key, child in settings.items()}
     if isinstance(settings, list):
-        return [from_environment(one, f"{path}.{i}") for i, one in enumerate(settings)]
-    found = re.fullmatch(r"\$\{(\w+)\}", settings) if isinstance(settings, str) else None
-    if found is None:
+        return [from_environment(child, f"{path}.{i}") for i, child in enumerate(settings)]
+    match = re.fullmatch(r"\$\{(\w+)\}", settings) if isinstance(settings, str) else None
+    if match is None:
         return settings
     require(
-        found[1] in os.environ,
-        f"{path} is {settings}, but the environment has no variable {found[1]}: export it.",
+        match[1] in os.environ,
+        f"{path} is {settings}, but the environment has no variable {match[1]}: export it.",
     )
-    return os.environ[found[1]]
+    return os.environ[match[1]]
 
 
 def _check_batch(env: Any, id: str, vectorization: str) -> None:
@@ -140,9 +140,9 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
             "envs must reset in the same step, because training would otherwise use wrong "
             "transitions. Use vectorization: sync or async."
         )
-    taken = flat_actions(env.single_action_space)
+    flat_space = flat_actions(env.single_action_space)
     # Single envs have the wrapper `FlatAction`, which splits flat actions.
-    if isinstance(taken, StructuredActions) and taken != env.single_action_space:
+    if isinstance(flat_space, StructuredActions) and flat_space != env.single_action_space:
         env.close()
         raise ConfigurationError(
             f"Env '{id}' has actions of several parts, {env.single_action_space}, which "
@@ -157,12 +157,13 @@ def _make_one(
     # Remove Gymnasium's checker, which only warns, and only in the first steps.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     _refuse_batched(id, env.unwrapped)
-    env = _with_returns_checked(env)
+    env = _with_returns_checked(env)  # innermost, below Gymnasium's own wrappers
     for wrapper in (None, *wrappers):  # each layer may use the env's own names
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
     _check_layers(env)
     _check_units(env)
+    # `FlatAction` outermost, so that the user's wrappers see the env's own actions.
     structured = isinstance(flat_actions(env.action_space), StructuredActions)
     env = ReplayableEpisode(FlatAction(env) if structured else env)
     env.action_space = named(env.action_space, env.metadata.get("action_names") or ())
@@ -199,7 +200,7 @@ def _check_layers(env: gymnasium.Env) -> None:
             "within the step: remove the wrapper.",
         )
         parameters = inspect.signature(layer.reset).parameters
-        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         missing = [key for key in ("seed", "options") if key not in parameters and not takes_any]
         require(
             not missing,
@@ -211,15 +212,16 @@ def _check_layers(env: gymnasium.Env) -> None:
 
 
 def _is_statistics(value: Any) -> bool:
+    # By name, because Gymnasium's wrappers and others have classes of their own.
     return any(cls.__name__ == "RunningMeanStd" for cls in type(value).__mro__)
 
 
 def _import(id: str) -> None:
     spec = spec_of(id)
     if spec is not None and spec.entry_point is not None:
-        named = isinstance(spec.entry_point, str)
-        creator = load_env_creator(spec.entry_point) if named else spec.entry_point
-        if isinstance(creator, type):
+        is_text = isinstance(spec.entry_point, str)
+        creator = load_env_creator(spec.entry_point) if is_text else spec.entry_point
+        if isinstance(creator, type):  # a function shows nothing before its call
             _refuse_batched(id, creator)
     convert_mujoco_warnings()
 
@@ -240,15 +242,15 @@ def spec_of(id: str) -> Any:
 
 def _check_units(env: gymnasium.Env) -> None:
     while isinstance(env, gymnasium.Wrapper) and env.metadata.get("reports_interventions"):
-        within = env.env
+        inner = env.env
         if isinstance(env, gymnasium.ActionWrapper) and not isinstance(env, ClipAction):
             require(
-                env.action_space == within.action_space,
+                env.action_space == inner.action_space,
                 f"The wrapper {type(env).__name__} changes actions from {env.action_space} to "
-                f"{within.action_space}, but an inner env reports executed actions in the inner "
+                f"{inner.action_space}, but an inner env reports executed actions in the inner "
                 "space. Put the reporting wrapper, such as Intervention, after it in `wrappers`.",
             )
-        env = within
+        env = inner
 
 
 class _NamedInterventions(gymnasium.Wrapper):
@@ -263,8 +265,8 @@ class _NamedInterventions(gymnasium.Wrapper):
         if not reports:
             return *result, info
         executed = reports.get(EXECUTED_ACTION, action)
-        taken = bool(reports.get(INTERVENED, not np.array_equal(executed, action)))
-        return *result, report_intervention(info, executed, taken)
+        intervened = bool(reports.get(INTERVENED, not np.array_equal(executed, action)))
+        return *result, report_intervention(info, executed, intervened)
 
 
 def _of_a_script(id: str) -> ConfigurationError:
@@ -280,10 +282,10 @@ def _unknown_namespace(id: str) -> ConfigurationError:
     name = id.rpartition(":")[2]
     namespace = name.partition("/")[0]
     begins = f"No Gymnasium env '{id}': its namespace '{namespace}' is not registered"
-    known = sorted({spec.namespace for spec in gymnasium.registry.values() if spec.namespace})
+    names = sorted({spec.namespace for spec in gymnasium.registry.values() if spec.namespace})
     if namespace not in NAMESPACES:
         return ConfigurationError(
-            f"{begins}; registered are {', '.join(known)}{closest(namespace, known)}. For an env "
+            f"{begins}; registered are {', '.join(names)}{closest(namespace, names)}. For an env "
             f"of another package, name the module that registers it: its_module:{name}."
         )
     module, package = NAMESPACES[namespace]

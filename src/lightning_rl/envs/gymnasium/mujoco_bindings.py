@@ -56,8 +56,8 @@ def set_mujoco_profiler(wanted: bool) -> None:
 
 def has_mujoco_profiler(env: Any) -> bool | None:
     """Return whether MuJoCo times the steps of an env in this process; None without MuJoCo."""
-    held = vars(getattr(env, "unwrapped", env)).values()
-    if not any(type(one).__module__.partition(".")[0] in OF_MUJOCO for one in held):
+    values = vars(getattr(env, "unwrapped", env)).values()
+    if not any(type(value).__module__.partition(".")[0] in OF_MUJOCO for value in values):
         return None
     try:
         return _clock_of(sys.modules["mujoco"]).value is not None

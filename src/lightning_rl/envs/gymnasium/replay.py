@@ -103,14 +103,15 @@ class ReplayableEpisode(gymnasium.Wrapper):
             self.episode_start = {"seed": int(seed)}
         else:
             self._episode += 1
+            # Before the reset, which draws from this generator.
             self.episode_start = _generator_state(self.unwrapped)
         if self._in_worker and self._seed is not None:
             seed_globals(self._seed, self._episode)
             if self.episode_start is not None:
                 self.episode_start |= {"globals": [self._seed, self._episode]}
         if self._keepers and self.episode_start is not None:
-            kept = [copy.deepcopy(layer.state_dict()) for layer in self._keepers]
-            self.episode_start |= {"kept": kept}
+            layer_states = [copy.deepcopy(layer.state_dict()) for layer in self._keepers]
+            self.episode_start |= {"kept": layer_states}  # plain data: no pickles in checkpoints
         if self.env.metadata.get("is_real"):
             self.episode_start = None  # a resumed run must not repeat the motions of a robot
         observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
@@ -122,25 +123,26 @@ class ReplayableEpisode(gymnasium.Wrapper):
         """Step and check the observation: shared memory would broadcast a wrong shape."""
         result = read_step(self.env, self.env.step(action))
         observation, reward, terminated, truncated, info = result
-        ended = terminated or truncated
+        done = terminated or truncated
         shape, dtype = getattr(observation, "shape", None), getattr(observation, "dtype", None)
         # Fast path: shape and dtype of the last checked observation.
-        if ended or shape is None or shape != self._shape or dtype is not self._dtype:
+        if done or shape is None or shape != self._shape or dtype is not self._dtype:
             check_observation(self.env, observation)
             if getattr(dtype, "kind", "") == "f":  # other integer dtypes might wrap
                 self._dtype = dtype
-        if ended:
+        if done:
             observation = copy.deepcopy(observation)  # the env may reuse the array
         return observation, reward, terminated, truncated, self._sent(info)
 
+    # Infos travel from a worker through a pipe: only what is read, to save pickling.
     def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
         if not (info and self._in_worker):
             return info
         return {key: info[key] for key in READ if key in info}
 
-    def profile_mujoco(self, wanted: bool) -> bool | None:
+    def profile_mujoco(self, enabled: bool) -> bool | None:
         """Switch MuJoCo's profiler; return whether this process uses it (None without MuJoCo)."""
-        set_mujoco_profiler(wanted)
+        set_mujoco_profiler(enabled)
         return has_mujoco_profiler(self.env)
 
     def time_limit(self) -> int | None:
@@ -148,8 +150,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
                 # Without a copy of the env's settings there is no spec.
-                own = env.unwrapped.spec
-                spec = env.spec or gymnasium.registry.get(own.id if own is not None else "")
+                base = env.unwrapped.spec
+                spec = env.spec or gymnasium.registry.get(base.id if base is not None else "")
                 limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
             env = env.env
         return min(filter(None, limits), default=None)
@@ -179,42 +181,45 @@ class ReplayableEpisode(gymnasium.Wrapper):
         The end is the last observation, or None if the episode ended, and the checksums.
         """
         until = time.monotonic() + seconds
+        # The first turn begins the episode, later turns continue it.
         if self.replay_request is not None:
             start, actions, states = self.replay_request
             self.replay_request = None
+            # Their states were saved at the start of the episode, before its reset.
             for wrapper, state in zip(self._interventions(), states, strict=True):
                 wrapper.load_state_dict(state)
             if "globals" in start and self._in_worker:
                 self._seed, self._episode = map(int, start["globals"])
                 seed_globals(self._seed, self._episode)
-            for layer, kept in zip(self._keepers, start.get("kept", []), strict=False):
-                layer.load_state_dict(copy.deepcopy(kept))
+            for layer, layer_state in zip(self._keepers, start.get("kept", []), strict=False):
+                layer.load_state_dict(copy.deepcopy(layer_state))
             if "seed" in start:
+                # The first episode after a seed.
                 observation, _ = self.env.reset(seed=start["seed"])
             else:
-                own = {key: value for key, value in start.items() if key not in ("globals", "kept")}
-                self.unwrapped.np_random = _generator(own)
+                rng = {key: value for key, value in start.items() if key not in ("globals", "kept")}
+                self.unwrapped.np_random = _generator(rng)
                 observation, _ = self.env.reset()
             self._checksums.begin(self._batch_of_one(observation))
             self.episode_start = start
-            self._replay = observation, list(reversed(actions))
-        observation, left = self._replay
-        while left and time.monotonic() < until:
-            action = copy.copy(left.pop())  # the env may write into it
+            self._replay = observation, list(reversed(actions))  # `pop` takes from the end
+        observation, remaining = self._replay
+        while remaining and time.monotonic() < until:
+            action = copy.copy(remaining.pop())  # the env may write into it
             result = read_step(self.env, self.env.step(action))
             observation, reward, terminated, truncated, info = result
             report: EnvReport = {}
             self._reader.gather(report, info, 0)
-            seen = self._batch_of_one(observation)
-            self._checksums.add(seen, np.array([reward], float), report, None)
-            if terminated or truncated:
-                observation, left = None, []
-        self._replay = observation, left
+            batch = self._batch_of_one(observation)
+            self._checksums.add(batch, np.array([reward], float), report, None)
+            if terminated or truncated:  # too early: the saved episode was still running
+                observation, remaining = None, []
+        self._replay = observation, remaining
         end = (
             copy.deepcopy(observation),
             self._checksums.values()[0],
         )  # other envs may write into it
-        return not left, end
+        return not remaining, end
 
     def _batch_of_one(self, observation: Any) -> Any:
         copied = copy_of(self.env.observation_space, observation)
@@ -253,13 +258,13 @@ class EpisodeChecksums:
     ) -> None:
         """Add the results of a step: `done` [N] bool, or None if no episode ended."""
         self.look_at(observation)
-        seen = [view.tobytes() for view in self.views]
-        self.steps.append((seen, reward.tobytes(), report, done))
+        view_bytes = [view.tobytes() for view in self.views]
+        self.steps.append((view_bytes, reward.tobytes(), report, done))
 
     def look_at(self, observation: Any) -> None:
         """Make the views of an observation [N, ...], whose arrays later steps overwrite."""
-        named = dict(_views("observation", observation, self._num_envs))
-        self.observation, self._names, self.views = observation, list(named), list(named.values())
+        views = dict(_views("observation", observation, self._num_envs))
+        self.observation, self._names, self.views = observation, list(views), list(views.values())
 
     def values(self) -> list[Checksums]:
         """Return the checksums of all steps so far, of each env."""
@@ -278,8 +283,9 @@ class EpisodeChecksums:
             self._sums[i] = {}
         every = np.arange(len(steps))
         for number, name in enumerate(self._names):
-            seen = self._of_bytes([step[0][number] for step in steps])
-            self._add_column(name, every, seen, starts - 1)
+            # The last step of an episode returns the next one's first observation.
+            values = self._of_bytes([step[0][number] for step in steps])
+            self._add_column(name, every, values, starts - 1)
         self._add_column("reward", every, self._of_bytes([step[1] for step in steps]), starts)
         reports: dict[str, dict[int, np.ndarray]] = {}
         for t, (_, _, report, _) in enumerate(steps):
@@ -292,11 +298,11 @@ class EpisodeChecksums:
         return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self._num_envs, -1)
 
     def _add_column(
-        self, name: str, times: np.ndarray, values: np.ndarray, after: np.ndarray
+        self, name: str, times: np.ndarray, values: np.ndarray, starts: np.ndarray
     ) -> None:
         """Add `values` [T, N, ...] of steps `times` [T], of env i those after step `after[i]`."""
         for i, sums in enumerate(self._sums):
-            of_env = values[times > after[i], i]
+            of_env = values[times > starts[i], i]
             if values.dtype.kind == "f":  # a report, NaN in envs without it
                 of_env = of_env[~np.isnan(of_env).all(-1)]
             if of_env.size:
@@ -309,7 +315,7 @@ def _views(name: str, observation: Any, num_envs: int) -> Iterator[tuple[str, np
             yield from _views(f"{name}.{key}", child, num_envs)
     else:
         rows = observation.reshape(num_envs, -1)
-        yield name, rows[:, :: -(-rows.shape[1] // MOST_NUMBERS)]
+        yield name, rows[:, :: -(-rows.shape[1] // MOST_NUMBERS)]  # a regular sample of images
 
 
 def _columns(report: EnvReport) -> Iterator[tuple[str, np.ndarray]]:

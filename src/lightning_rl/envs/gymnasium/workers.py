@@ -136,7 +136,7 @@ class WorkerVectorEnv(AsyncVectorEnv):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        if self._state is not AsyncState.WAITING_STEP:
+        if self._state is not AsyncState.WAITING_STEP:  # a reset
             infos: dict[str, Any] = super()._add_info(vector_infos, env_info, env_num)
             return infos
         if "final_obs" in env_info:
@@ -149,13 +149,13 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            with waiting_for(self):
+            with waiting_for(self):  # so that `EnvWatch` can kill the processes
                 return function(*args, **kwargs)
         except (EOFError, OSError) as error:
-            ended = None if error is self._raised or self.closed else self._who_died()
-            if ended is None:
+            message = None if error is self._raised or self.closed else self._who_died()
+            if message is None:
                 raise
-            raise WorkerDied(ended) from error
+            raise WorkerDied(message) from error
 
     def _who_died(self) -> str | None:
         # The pipes of a process close shortly before its end.
@@ -180,9 +180,10 @@ class WorkerVectorEnv(AsyncVectorEnv):
         with suppress(queue.Empty):  # a process may be killed before it sends its report
             for _ in range(failed):
                 reports.append(self.error_queue.get(timeout=REPORT_SECONDS))
-        self._state = AsyncState.DEFAULT
+        self._state = AsyncState.DEFAULT  # so that `close` may wait for the other envs
         if not reports:
             raise WorkerDied(f"{failed} of {self.num_envs} envs failed without reporting an error.")
+        # The first env, for equal messages in equal runs.
         index, kind, value, trace = min(reports, key=lambda report: report[0])
         try:
             self._raised = kind(value)
@@ -223,7 +224,7 @@ def _work(
     *settings: Any,
 ) -> None:
     """Run Gymnasium's worker in a process group, and report every exception of the env."""
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # `kill` ends the group, with what the env has started
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # Only the learner stops workers, not a signal to all processes of a job.
     handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda *_: None)

@@ -102,6 +102,7 @@ class TorchEnv(VectorEnv):
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
         self.stream_key = key_of(self.seed)  # cached, because each draw needs it
+        # Starts of all envs cost less on a GPU than the wait for the indices of the finished ones.
         self.reset_mode = ResetMode.ROWS if self.device.type == "cpu" else ResetMode.WHERE
 
     @abstractmethod
@@ -140,23 +141,24 @@ class TorchEnv(VectorEnv):
         return uniforms(key, self.episode, self.elapsed + 1, count)
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
-        kept = None
+        persistent = None
         if seed is None:
             self.episode = self.episode + 1
-            kept = {key: self.state[key] for key in self.keeps if key in self.state.keys()}
+            # At the very first reset there is no state yet.
+            persistent = {key: self.state[key] for key in self.keeps if key in self.state.keys()}
         else:
             self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = self.final_state = self.starts_of(self.stream_key, self.episode, kept)
+        self.state = self.final_state = self.starts_of(self.stream_key, self.episode, persistent)
         return self.observed(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         elapsed = self.elapsed + 1
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
-        self.final_state = moved
+        self.final_state = moved  # before finished envs are replaced
         final = info["final_obs"] = self.observed(moved)
         # `torch.where` replaces finished envs without waiting for an accelerator.
         if self.reset_mode is ResetMode.ROWS:
@@ -165,8 +167,8 @@ class TorchEnv(VectorEnv):
             self.state, observation = moved, final
         else:
             self.episode = self.episode + done
-            kept = {key: moved[key] for key in self.keeps}
-            starts = self.starts_of(self.stream_key, self.episode, kept)
+            persistent = {key: moved[key] for key in self.keeps}
+            starts = self.starts_of(self.stream_key, self.episode, persistent)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observed(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
@@ -217,8 +219,8 @@ class TorchEnv(VectorEnv):
         # Copy, because an env may write into its action.
         action = action.to(self.device, copy=True)
         space = self.single_action_space
-        given = space.tensors(action) if isinstance(space, StructuredActions) else action
-        moved, reward, terminated, info = self.moved(self.state, given)
+        env_action = space.tensors(action) if isinstance(space, StructuredActions) else action
+        moved, reward, terminated, info = self.moved(self.state, env_action)
         truncated = elapsed >= self.max_episode_steps  # also if this step terminates the episode
         # Check now: later operations might broadcast a wrong shape.
         name = type(self).__name__
@@ -227,7 +229,7 @@ class TorchEnv(VectorEnv):
         check_info(self, info, self.num_envs)
         if "fail" in info:
             failed = check_vector(name, "info fail", info["fail"], self.num_envs, "b")
-            terminated = terminated | failed
+            terminated = terminated | failed  # not in place: the tensor is the env's
             if "success" in info:
                 info["success"] = info["success"] & ~failed
         if "truncated" in info:
@@ -261,8 +263,8 @@ class TorchEnv(VectorEnv):
         if not len(rows):
             return final
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
-        kept = {key: moved[key][rows] for key in self.keeps}
-        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows], kept)
+        persistent = {key: moved[key][rows] for key in self.keeps}
+        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows], persistent)
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
         observation = _with_rows(final, rows, self.observed(starts))
         if isinstance(observation, dict):
@@ -271,11 +273,12 @@ class TorchEnv(VectorEnv):
 
 
 def _with_rows(tree: Any, rows: Tensor, new: Any) -> Any:
-    return map_tree(lambda old, chosen: old.index_copy(0, rows, chosen), tree, new)
+    return map_tree(lambda old, values: old.index_copy(0, rows, values), tree, new)
 
 
-def _where(mask: Tensor, chosen: Any, otherwise: Any) -> Any:
-    def choose(other: Tensor, one: Tensor) -> Tensor:
-        return torch.where(mask.view(-1, *[1] * (other.dim() - 1)), one, other)
+def _where(mask: Tensor, tree: Any, otherwise: Any) -> Any:
+    def choose(old: Tensor, new: Tensor) -> Tensor:
+        # [N, 1, ...], to broadcast.
+        return torch.where(mask.view(-1, *[1] * (old.dim() - 1)), new, old)
 
-    return map_tree(choose, otherwise, chosen)
+    return map_tree(choose, otherwise, tree)
