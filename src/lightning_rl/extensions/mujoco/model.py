@@ -145,13 +145,14 @@ class Layout:
         )
         self._spec, self._general = spec, None
         self.kinds = [_kind(mujoco, model, i) for i in range(model.nu)]
-        fixed = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
-        fixed &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+        is_servo = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
+        is_servo &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
         stiff, damped = (model.actuator_biasprm[:, column] != 0 for column in (1, 2))
-        fixed &= model.actuator_gainprm[:, 0] != 0
+        is_servo &= model.actuator_gainprm[:, 0] != 0
         # A servo's bias is (0, -stiffness, -damping).
-        masks = {1: fixed & stiff, 2: fixed & ~stiff & damped}
+        masks = {1: is_servo & stiff, 2: is_servo & ~stiff & damped}
         self.servos = {column: mask.nonzero()[0].tolist() for column, mask in masks.items()}
+        # Columns of the sensors in `sensordata`: first the model's own, then the frames.
         starts = [*model.sensor_adr.tolist(), model.nsensordata]
         self.num_sensordata = starts[num_sensors]
         self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}
@@ -172,6 +173,7 @@ class Layout:
             model.joint(model.actuator_trnid[i, 0]).name if of_joints[i] else model.actuator(i).name
             for i in range(model.nu)
         ]
+        # An actuator without a name gets that of its joint.
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
         self._columns: dict[tuple[Any, ...], Tensor] = {}

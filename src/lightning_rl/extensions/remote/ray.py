@@ -258,10 +258,10 @@ class RayCollector(Collector):
         self._remotes.load_state_dict([first, *other_states])
         self._dropped_steps = state.get("dropped_steps", 0)
         self._last = state.get("last", 0)
-        followed = zip(self._statistics_of[1:], state.get("statistics_of", []), strict=False)
-        for statistics, saved in followed:
-            if len(saved["return"]) == self.env.num_envs:
-                statistics.load_state_dict(saved)
+        pairs = zip(self._statistics_of[1:], state.get("statistics_of", []), strict=False)
+        for statistics, saved_statistics in pairs:
+            if len(saved_statistics["return"]) == self.env.num_envs:
+                statistics.load_state_dict(saved_statistics)
         if len(other_states) + 1 != count:
             surplus = count <= len(other_states)
             effect = "additional states are not used" if surplus else "others start fresh"
@@ -270,6 +270,7 @@ class RayCollector(Collector):
                 f"{effect}.",
                 stacklevel=2,
             )
+        # From a run with `AsyncCollector`: its unread rollouts are lost, as if they were skipped.
         if state.get("buffer", {}).get("windows"):
             self.skip_rollout()
 
