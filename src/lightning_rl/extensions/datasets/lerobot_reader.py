@@ -65,8 +65,8 @@ class LeRobotEpisodes(Episodes):
         self._info = lerobot.read_info(info)
         self.fps: float = float(self._info["fps"])
         self._features: dict[str, Any] = self._info["features"]
-        ours = part_of(path, lerobot.OURS)
-        described = lerobot.read_ours(ours, self._features) if ours.is_file() else {}
+        file = part_of(path, lerobot.OURS)
+        described = lerobot.read_ours(file, self._features) if file.is_file() else {}
         names = _names(path, keys or {}, self._features)
         self._columns = {name: key for name, key in names.items() if name in NAMES}
         self._orders: dict[str, list[int] | None] = {}  # of the numbers of a column, by its key

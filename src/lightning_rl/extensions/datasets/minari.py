@@ -140,17 +140,17 @@ class MinariEpisodes(Episodes):
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
         names, stored_spaces = ("observation", "action"), self.spaces()
         for name, env_space, stored_space in zip(names, spaces, stored_spaces, strict=True):
-            theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(stored_space, name)]
+            stored = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(stored_space, name)]
             require(
-                name == "observation" or [path for path, *_ in theirs] == [()],
+                name == "observation" or [path for path, *_ in stored] == [()],
                 f"The dataset at {self.path} has actions of several parts, {stored_space}, but "
                 "only actions of one array are read: record them as one Box.",
             )
             if env_space is None:
                 continue
-            mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(env_space, name)]
+            expected = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(env_space, name)]
             require(
-                sorted(mine) == sorted(theirs)
+                sorted(expected) == sorted(stored)
                 and (name == "observation" or _same_choices(env_space, stored_space)),
                 f"The dataset at {self.path} belongs to another env: its {name} space is "
                 f"{stored_space}, but this env's is {env_space}. Record it with this env.",

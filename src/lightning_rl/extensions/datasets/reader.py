@@ -55,7 +55,7 @@ def read_episodes(
     for name, value, kind in (("ends", ends, Ends), ("actions_outside", actions_outside, Outside)):
         allowed = get_args(kind)
         text = f"{name}={value!r} must be one of {', '.join(allowed)}."
-        require(value in (None, *allowed), text)
+        require(value in (None, *allowed), text)  # only YAML is checked by its types
     require(
         directory.is_dir(),
         f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (it contains "

@@ -231,6 +231,7 @@ class _Interrupt:
 
     def answer(self) -> Event | None:
         """Ask how an episode ended; Ctrl+C ends the wait for the answer."""
+        # Reading from the terminal is no step: Ctrl+C must end it immediately.
         self._deferred = False
         self._end_if_asked()
         answer = _answer()
@@ -259,6 +260,7 @@ def _answer() -> Event | None:
     answers: dict[str, Event | None] = {"y": "success", "n": "failure", "r": "rerecord", "": None}
     while True:
         tell("Success? y, n, r to record it again, or Enter if unknown: ", end="")
+        # At the end of the input `readline` gives "", which means unknown: no endless loop.
         if (answer := sys.stdin.readline().strip().lower()) in answers:
             return answers[answer]
 
@@ -319,6 +321,7 @@ def _action_functions(
 def chunk_size_of(space: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
     """Return K if the policy chooses chunks of K actions; None for single actions."""
     kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
+    # The first axis of a chunk's space counts its actions.
     if isinstance(space, kinds) and space.shape[1:] == executed.shape:
         return space.shape[0]
     return None

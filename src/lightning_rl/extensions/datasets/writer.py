@@ -122,19 +122,19 @@ class EpisodeWriter:
         dataset = LeRobotEpisodes(self.path, {}, None, None, None)
         info = lerobot.read_json(self.path / lerobot.INFO)
         self._extras = tuple(dataset.extras)
-        theirs = info["features"]
-        read = lerobot.read_info(self.path / lerobot.INFO)["features"]
-        names = {key: lerobot.leaf_of(key, read[key], ()).names for key in read}
+        old = info["features"]
+        valid = lerobot.read_info(self.path / lerobot.INFO)["features"]
+        names = {key: lerobot.leaf_of(key, valid[key], ()).names for key in valid}
         # Names of joints and the like may stand on one side only: adopt them, do not refuse.
         self._leaves = [
             replace(leaf, names=leaf.names or names.get(leaf.key, ())) for leaf in self._leaves
         ]
         action = self._action
         self._action = replace(action, names=action.names or names.get(action.key, ()))
-        mine = self._features()
-        for key in mine.keys() & theirs.keys():  # a dataset without names gets them
-            theirs[key]["names"] = theirs[key].get("names") or mine[key]["names"]
-        differing = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        new = self._features()
+        for key in new.keys() & old.keys():  # a dataset without names gets them
+            old[key]["names"] = old[key].get("names") or new[key]["names"]
+        differing = [key for key in new | old if new.get(key) != old.get(key)]
         require(
             not differing
             and info["fps"] == self._fps
@@ -143,7 +143,7 @@ class EpisodeWriter:
             and dataset.leaves == self._leaves
             and np.array_equal(dataset.first_action, first_choice(self._action_space)),
             f"{self.path} holds a different dataset ({info['fps']:g} frames per second, columns "
-            f"{', '.join(theirs)}); the new dataset would differ in "
+            f"{', '.join(old)}); the new dataset would differ in "
             f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
             "directory.",
         )
@@ -373,8 +373,8 @@ class EpisodeWriter:
 
     def _write_info(self) -> None:
         # An existing description stays, unless a copied episode brings a rule.
-        ours = self.path / lerobot.OURS
-        if self._end_rules or not ours.is_file():
+        description = self.path / lerobot.OURS
+        if self._end_rules or not description.is_file():
             leaves, action = map(lerobot.description_of, self._leaves), self._action
             described: dict[str, Any] = {"observation": list(leaves)}
             described["action"] = lerobot.description_of(action)
@@ -387,7 +387,7 @@ class EpisodeWriter:
             renamed = {_extra_column(name): name for name in self._extras or () if "/" in name}
             described |= {"extras": renamed} if renamed else {}
             described |= {"end_rules": sorted(self._end_rules)} if self._end_rules else {}
-            lerobot.write_json(ours, described)
+            lerobot.write_json(description, described)
         info = {
             "codebase_version": lerobot.VERSION,
             "robot_type": None,

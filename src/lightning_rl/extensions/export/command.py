@@ -104,6 +104,7 @@ def _path_of(trained: Trained, kind: Format, typed_path: str | None) -> Path:
 def _summary(done: Exported) -> list[str]:
     report = done.report
     assert report is not None
+    # Choices have no distance, but a share that is equal.
     parts = [
         f"{name}: largest difference {part['largest_difference']:.2g}"
         if "largest_difference" in part

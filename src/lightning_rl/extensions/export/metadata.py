@@ -172,5 +172,6 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ConfigurationError as error:
+        # A damaged file of the run must not prevent the export of a policy.
         rank_zero_warn(f"{error} The exported file does not contain it.")
         return {}

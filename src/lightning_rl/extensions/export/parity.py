@@ -67,9 +67,9 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
         reference, exported = TrainedPolicy(policy), make()
         for _ in range(steps):
             observation = drawn(policy, rows, generator)
-            ours, theirs = flat(reference.act(observation)), exported(observation)
-            for name in ours:
-                parts.setdefault(name, []).append((ours[name], theirs[name]))
+            expected, actual = flat(reference.act(observation)), exported(observation)
+            for name in expected:
+                parts.setdefault(name, []).append((expected[name], actual[name]))
     spaces = {port.name: port.space for port in ports_of(policy).outputs}
     tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
     compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
@@ -122,15 +122,15 @@ def _compared(
     space: gymnasium.Space[Any] | None,
     tolerance: float,
 ) -> dict[str, Any]:
-    ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    equal_share = float((ours == theirs).mean())
+    expected, actual = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    equal_share = float((expected == actual).mean())
     if not isinstance(space, gymnasium.spaces.Box):
         return {"equal": equal_share, "passed": 1.0 - equal_share <= DIFFERING_CHOICES}
     # The range of an unbounded action overflows; its unit is then 1.
     with np.errstate(over="ignore", invalid="ignore"):
         half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
     unit = np.where(half < 1e6, np.maximum(half, 1.0), 1.0)
-    largest = float((np.abs(ours.astype(np.float64) - theirs) / unit).max())
+    largest = float((np.abs(expected.astype(np.float64) - actual) / unit).max())
     return {"largest_difference": largest, "equal": equal_share, "passed": largest <= tolerance}
 
 

@@ -39,6 +39,7 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], minimum=0)
     kind, output = _format_and_path(settings["format"], settings["output"])
+    # A default is no request, so it cannot be without effect.
     if kind != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
         tell(f"--films_mib has no effect: it is for --format html, not {kind}.", sys.stderr)
     comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)

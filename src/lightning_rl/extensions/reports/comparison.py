@@ -391,10 +391,10 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
         # Bootstrap all points with the same runs together: one call per pattern.
         result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
     counts = is_reached.sum(axis=0)
-    summed = np.where(is_reached, seconds, 0.0).sum(axis=0)
+    total_seconds = np.where(is_reached, seconds, 0.0).sum(axis=0)
     return Curve(
         env_steps=steps,
-        seconds=summed / np.maximum(counts, 1),
+        seconds=total_seconds / np.maximum(counts, 1),
         centre=result[0],
         low=result[1],
         high=result[2],

@@ -246,8 +246,8 @@ def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
     if not has_speed.any():
         return np.full(len(env_steps), np.nan)
     # The speed leaves evaluations out, and so does the time.
-    filled = np.interp(env_steps, env_steps[has_speed], speed[has_speed])
-    seconds: np.ndarray = np.cumsum(np.diff(env_steps, prepend=0.0) / filled)
+    speeds = np.interp(env_steps, env_steps[has_speed], speed[has_speed])
+    seconds: np.ndarray = np.cumsum(np.diff(env_steps, prepend=0.0) / speeds)
     return seconds
 
 
