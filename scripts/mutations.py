@@ -1536,7 +1536,7 @@ MUTATIONS = (
     Mutation(
         "cli/parsing.py",
         "true takes away the settings of what it turns on",
-        "        return TurnedOn(before)",
+        "        return TurnedOn(previous)",
         "        return value",
         "reports/test_command_line_values.py",
     ),
@@ -1585,8 +1585,8 @@ MUTATIONS = (
     Mutation(
         "cli/parsing.py",
         "of two values of an option the first one counts",
-        "        if option == flag:\n            value = following\n",
-        "        if option == flag:\n            return following\n",
+        "        if option == flag:\n            value = next_option\n",
+        "        if option == flag:\n            return next_option\n",
         "faults/test_trust.py",
     ),
     Mutation(

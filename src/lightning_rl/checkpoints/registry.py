@@ -158,6 +158,7 @@ def present_settings(settings: Any, key: str = "") -> Any:
         return [present_settings(value, key) for value in settings]
     if not isinstance(settings, str):
         return settings
+    # Terms of this package stand without their module.
     if key == "term" and "." not in settings:
         return _TERMS_RENAMED.get(settings, settings)
     if "." not in settings and (key == "class_path" or key in CLASSES):  # a class, in short

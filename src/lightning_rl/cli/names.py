@@ -50,6 +50,7 @@ def counterpart(path: str, kind: str = "settings", library: str | None = None) -
                 meanings.setdefault(target, (meaning, []))[1].append(other)
         if len(meanings) == 1:
             meaning = next(iter(meanings.values()))[0]
+            # A name without a counterpart says so: `none: ...`.
             reason = meaning.removeprefix("none: ")
             return f"; {'here it is' if reason == meaning else 'there is none here:'} {reason}"
         if meanings:
@@ -65,7 +66,7 @@ def foreign_config(tree: Mapping[str, Any]) -> str | None:
     paths = list(_paths(tree, ""))
     lines = {
         library: [
-            f"\n  {path}{here}" for path in paths if (here := counterpart(path, library=library))
+            f"\n  {path}{note}" for path in paths if (note := counterpart(path, library=library))
         ]
         for library in foreign_libraries()
     }
@@ -97,31 +98,33 @@ def unknown_setting(
         settable: names that the holder has.
         places: path, class and settings of each class that a config may name.
     """
-    whole = f"{path}.{name}".lstrip(".")
+    field = f"{path}.{name}".lstrip(".")
     if path == "trainer" and name in ELSEWHERE:
-        return f"{whole} has no effect here: {ELSEWHERE[name]}."
-    leaf = next(_paths(value, whole))
-    here = counterpart(leaf)
+        return f"{field} has no effect here: {ELSEWHERE[name]}."
+    # The first setting inside a mapping tells which library has it.
+    leaf = next(_paths(value, field))
+    note = counterpart(leaf)
     if not owner:
-        if here:
-            return f"Unknown setting '{leaf}'{here}."
+        if note:
+            return f"Unknown setting '{leaf}'{note}."
         matches = _matches(name, places, settable)
-        return f"Unknown setting '{whole}'{matches or '; rl-cli fit --help lists the settings'}."
-    here = here or _matches(name, [(path, owner, settable)]) or _matches(name, places)
-    return f"Unknown setting '{name}' of {owner}{here}. It has {', '.join(settable)}."
+        return f"Unknown setting '{field}'{matches or '; rl-cli fit --help lists the settings'}."
+    # Close matches in the same section come before those elsewhere.
+    note = note or _matches(name, [(path, owner, settable)]) or _matches(name, places)
+    return f"Unknown setting '{name}' of {owner}{note}. It has {', '.join(settable)}."
 
 
 def unknown_class(name: str, path: str, names: list[str]) -> str:
     """Return the message on a class that does not exist; `names` are the classes of its kind."""
-    what = f"'{name}' for {path}"
-    if here := counterpart(name, "classes"):
+    head = f"'{name}' for {path}"
+    if note := counterpart(name, "classes"):
         homes = [
             other for other, content in foreign_libraries().items() if name in content["classes"]
         ]
-        return f"{what} is a class of {' and '.join(homes)}{here}."
+        return f"{head} is a class of {' and '.join(homes)}{note}."
     if path.endswith("env") and name in gymnasium.registry:
         return (
-            f"{what} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."
+            f"{head} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."
         )
     allowed = f"known here: {', '.join(names)}; " if len(names) <= MOST_NAMES else "give its name, "
     return (
@@ -164,11 +167,13 @@ def _matches(
             if path != "trainer" or setting not in ELSEWHERE:
                 holders = owners.setdefault(setting, {})
                 holders.setdefault(f"{path}.{setting}", []).append(owner)
-    within = [own for own in owners if name.endswith(f"_{own}") or own.endswith(f"_{name}")]
-    close = dict.fromkeys([*get_close_matches(name, owners, n=4), *within])
+    # `coef` also finds `ent_coef`.
+    related = [key for key in owners if name.endswith(f"_{key}") or key.endswith(f"_{name}")]
+    close = dict.fromkeys([*get_close_matches(name, owners, n=4), *related])
+    # A setting of another class may have this very name.
     names = [name] if name in owners else close
-    shown = [_of(*place) for own in names for place in owners[own].items()]
-    return f"; close matches: {', '.join(shown)}" if shown else ""
+    offers = [_of(*place) for key in names for place in owners[key].items()]
+    return f"; close matches: {', '.join(offers)}" if offers else ""
 
 
 def _of(path: str, classes: list[str]) -> str:

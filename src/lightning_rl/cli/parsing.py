@@ -66,10 +66,12 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
         path = flag.lstrip("-").removesuffix(".help")
         if path in ("config", "c"):
             _put(tree, [], _of_config(value))
+        # `--model.help PPO` names a class, whose settings the help page describes.
         elif path == "print_config" or (flag.endswith("help") and not value):
             continue
         else:
             path = path.removesuffix(".class_path")
+            # Mappings and lists are YAML; the type of a setting parses other texts.
             if value.startswith(("{", "[")):
                 content = present_settings(read_yaml(value, f"The value of {flag}"))
                 _put(tree, path.split("."), settings_in(content, path))
@@ -83,9 +85,9 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
 
 def settings_in(content: Any, path: str, name: str = "", folder: Path | None = None) -> Any:
     """Normalise YAML: class settings next to their `class_path`, absolute paths of files."""
-    within = f" in {name}" if name else ""
+    place = f" in {name}" if name else ""
     if isinstance(content, list):
-        return [settings_in(one, f"{path}.{i}", name, folder) for i, one in enumerate(content)]
+        return [settings_in(entry, f"{path}.{i}", name, folder) for i, entry in enumerate(content)]
     if isinstance(content, str) and folder and is_settings_file(content):
         return str(folder / content) if os.path.isfile(folder / content) else content
     if not isinstance(content, dict):
@@ -93,30 +95,31 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
     name_of_class, init_args = content.get("class_path", ""), content.get("init_args", {})
     if not isinstance(name_of_class, str):
         raise UsageError(
-            f"{path}.class_path{within} must be the name of a class, got {name_of_class!r}."
+            f"{path}.class_path{place} must be the name of a class, got {name_of_class!r}."
         )
     if not isinstance(init_args, dict):
         raise UsageError(
-            f"{path}.init_args{within} must be a mapping of settings, got {init_args!r}."
+            f"{path}.init_args{place} must be a mapping of settings, got {init_args!r}."
         )
     if {"class_path", "init_args"} & init_args.keys():
         raise UsageError(
-            f"{path}.init_args{within} has class_path or init_args, which name a class one level "
+            f"{path}.init_args{place} has class_path or init_args, which name a class one level "
             f"higher: {{class_path: ..., init_args: {{...}}}}."
         )
     stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
     if "class_path" in content and stray:
         raise UsageError(
-            f"{path}{within} has {', '.join(map(str, stray))} next to class_path: settings of a "
+            f"{path}{place} has {', '.join(map(str, stray))} next to class_path: settings of a "
             f"class belong below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
         )
     if "init_args" in content and not stray:
-        content = {key: one for key, one in content.items() if key != "init_args"} | init_args
+        content = {key: value for key, value in content.items() if key != "init_args"} | init_args
     for key in content:
         if key == "" or not isinstance(key, str):
             raise UsageError(
-                f"{path}{within} has the key {key!r}: keys must be texts, the names of settings."
+                f"{path}{place} has the key {key!r}: keys must be texts, the names of settings."
             )
+    # The mappings of `FREE` belong to other libraries.
     return {
         key: value if key in FREE else settings_in(value, f"{path}.{key}".lstrip("."), name, folder)
         for key, value in content.items()
@@ -136,43 +139,45 @@ def read_config(file: str | Path) -> Any:
 def _of_config(value: str) -> dict[str, Any]:
     is_file = os.path.isfile(value)
     name = value if is_file else "The value of --config"
-    found = read_settings(value) if is_file else settings_in(read_yaml(value, name), "")
-    if not isinstance(found, dict):
+    settings = read_settings(value) if is_file else settings_in(read_yaml(value, name), "")
+    if not isinstance(settings, dict):
         raise ConfigurationError(
             f"{name} holds no settings; expected sections such as model: and data:."
         )
-    return found
+    return settings
 
 
 def normalize_options(options: Sequence[str]) -> list[str]:
     """Return each option as `--flag=value`; options without a value stay unchanged."""
-    found: list[str] = []
+    arguments: list[str] = []
     flag = ""
+    # The added `--` closes the last option.
     for option in [*options, "--"]:
+        # `-5` is a value.
         is_flag = re.match("--|-[a-z]", option) is not None
         if is_flag and flag:
             if flag not in ALONE and not flag.endswith(".help"):
                 raise UsageError(f"{flag} needs a value.")
-            found.append(flag)
+            arguments.append(flag)
         if is_flag and "=" in option:
-            found.append(option)
+            arguments.append(option)
             flag = ""
         elif is_flag:
             flag = option
         elif flag:
-            found.append(f"{flag}={option}")
+            arguments.append(f"{flag}={option}")
             flag = ""
         else:
             raise no_option(option)
-    return found
+    return arguments
 
 
 def value_of(flag: str, options: Sequence[str]) -> str | None:
     """Return the last value of `--flag value` or `--flag=value`."""
     value = None
-    for option, following in zip(options, [*options, None][1:], strict=True):
+    for option, next_option in zip(options, [*options, None][1:], strict=True):
         if option == flag:
-            value = following
+            value = next_option
         elif option.startswith(f"{flag}="):
             value = option.split("=", 1)[1]
     return value
@@ -193,15 +198,15 @@ def no_option(text: str) -> UsageError:
     return UsageError(f"'{text}' belongs to no option: {cure}.")
 
 
-def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
+def check_names(subcommand: str, options: Sequence[str], names: Mapping[str, Any]) -> None:
     """Refuse unknown options, with close matches."""
     for option in options:
         name = option.partition("=")[0][2:].rstrip("+")
         if not option.startswith("--") or name == "help":
             continue
-        if not any(f"{name}.".startswith(f"{one}.") for one in known):
+        if not any(f"{name}.".startswith(f"{option_name}.") for option_name in names):
             raise UsageError(
-                f"{subcommand} has no option --{name}{counterpart(name) or closest(name, known)}. "
+                f"{subcommand} has no option --{name}{counterpart(name) or closest(name, names)}. "
                 f"rl-cli {subcommand} --help lists them."
             )
 
@@ -210,47 +215,50 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set a value at a path; a path through a list leads to its last entry."""
     parts = [part for part in path if part != "init_args"]
     if not parts:
-        for name, one in value.items():
-            tree[name] = override(tree.get(name), one)
+        for name, setting in value.items():
+            tree[name] = override(tree.get(name), setting)
         return
-    name, *rest = parts
-    if not rest and name.endswith("+"):
+    name, *inner = parts
+    # `--trainer.callbacks+ NAME` adds an entry.
+    if not inner and name.endswith("+"):
         name = name.removesuffix("+")
-        before = tree.get(name)
-        before = before if isinstance(before, list) else [] if before is None else [before]
-        tree[name] = before + (value if isinstance(value, list) else [value])
-    elif not rest:
+        entries = tree.get(name)
+        entries = entries if isinstance(entries, list) else [] if entries is None else [entries]
+        tree[name] = entries + (value if isinstance(value, list) else [value])
+    elif not inner:
         tree[name] = override(tree.get(name), value)
     else:
         holder = tree.get(name)
         if isinstance(holder, list) and holder:
             tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # an index of a list
+        # A class of which only the name is set so far.
         if can_name_a_class(holder):
             holder = {"class_path": str(holder)}
         tree[name] = holder if isinstance(holder, dict) else {}
-        _put(tree[name], rest, value)
+        _put(tree[name], inner, value)
 
 
-def override(before: Any, value: Any) -> Any:
-    """Return the result of setting `value` after `before`."""
-    if can_name_a_class(before) and isinstance(value, dict):
-        before = {"class_path": str(before)}
-    if not isinstance(before, dict):
+def override(previous: Any, value: Any) -> Any:
+    """Return the result of setting `value` after `previous`."""
+    if can_name_a_class(previous) and isinstance(value, dict):
+        previous = {"class_path": str(previous)}
+    if not isinstance(previous, dict):
         return value
-    if str(value).lower() == "true" and "class_path" not in before:
-        return TurnedOn(before)
+    if str(value).lower() == "true" and "class_path" not in previous:
+        return TurnedOn(previous)
     if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):
         value = read_settings(str(value))
-    if can_name_a_class(value) and "class_path" in before:
+    if can_name_a_class(value) and "class_path" in previous:
         value = {"class_path": str(value)}
     if not isinstance(value, dict):
         return value
-    old = str(before.get("class_path", ""))
+    old = str(previous.get("class_path", ""))
     new = str(value.get("class_path", old))
+    # A class keeps its settings if its name is only written in another form.
     if old.rpartition(".")[2] != new.rpartition(".")[2]:
-        return value | {BEFORE: before}
-    both = {name: override(before.get(name), one) for name, one in value.items()}
-    return before | both
+        return value | {BEFORE: previous}
+    merged = {name: override(previous.get(name), entry) for name, entry in value.items()}
+    return previous | merged
 
 
 def can_name_a_class(value: Any) -> bool:
