@@ -59,7 +59,7 @@ def unwrapped(run: Run) -> Action:
         return lambda: move(pendulum.state, torques)
     spec = gymnasium.spec(work.env)
     envs = [gymnasium.make(work.env).unwrapped for _ in range(work.num_envs)]
-    set_mujoco_profiler(wanted=False)
+    set_mujoco_profiler(enabled=False)
     ages = [0] * work.num_envs
     for i, env in enumerate(envs):
         env.reset(seed=run.seed + i)

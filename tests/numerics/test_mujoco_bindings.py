@@ -28,7 +28,7 @@ def _clock_of_the_bindings():
     mujoco.set_mjcb_time(None)
     yield
     mujoco.set_mjcb_time(None)
-    set_mujoco_profiler(wanted=False)
+    set_mujoco_profiler(enabled=False)
 
 
 def rollout(env, steps=20):
@@ -45,12 +45,12 @@ def test_physics_is_the_same_bit_for_bit_without_it_and_it_comes_back():
     with_profiler, seconds = rollout(env)
     assert seconds > 0
     assert has_mujoco_profiler(env)
-    set_mujoco_profiler(wanted=False)
+    set_mujoco_profiler(enabled=False)
     assert not has_mujoco_profiler(env), f"mujoco {mujoco.__version__} has moved its clock"
     without, after = rollout(env)
     assert after == 0 or after == seconds, "the timer stands still"
     assert np.array_equal(with_profiler, without)
-    set_mujoco_profiler(wanted=True)
+    set_mujoco_profiler(enabled=True)
     assert has_mujoco_profiler(env)
     assert rollout(env)[1] > after
 
@@ -99,7 +99,7 @@ def test_of_an_env_without_mujoco_nothing_is_said():
 def test_a_clock_of_the_users_goes_on():
     calls = []
     mujoco.set_mjcb_time(lambda: calls.append(0) or 1.0)
-    set_mujoco_profiler(wanted=False)
+    set_mujoco_profiler(enabled=False)
     rollout(gymnasium.make("HalfCheetah-v5"), steps=1)
     assert calls
 

@@ -112,6 +112,7 @@ class Replay(ABC):
             ConfigurationError: if the replay has no sequences or its rollouts no state.
             RuntimeError: if there is no sequence, or if a rollout was added during the iteration.
         """
+        # Not abstract: a replay for policies without memory needs no sequences.
         raise ConfigurationError(
             f"{type(self).__name__} samples single transitions, but a policy with a memory trains "
             "on sequences. Set data.replay: ReplayBuffer, or remove the memory."
@@ -119,7 +120,7 @@ class Replay(ABC):
 
     def take_offline_rewards(self) -> "OfflineRewards | None":
         """Return rewards of transitions without a collector, once; None if there are none."""
-        return None
+        return None  # most replays hold only what collectors made
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by name."""
@@ -148,7 +149,7 @@ class ReplayFactory(Protocol):
         num_envs: int,
         device: torch.device | str,
         seed: int,
-        /,
+        /,  # `Replay` subclasses may use other names
         *,
         directory: Path,
         goals: GoalFunction | None = None,

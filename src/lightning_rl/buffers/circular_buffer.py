@@ -223,7 +223,7 @@ class CircularBuffer:
                     continue
                 segment = self._free.popleft() if self._free else self._drop_oldest()
                 window = Window(segment, saved.batch_size[1] - 1, window_state["notes"])
-                copy_rollout(window.rollout(), saved)
+                copy_rollout(window.rollout(), saved)  # the window is a view of the segment
                 self._unread.append(window)
 
     # --- with the lock held ---

@@ -80,7 +80,7 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
         )
     try:
         content = load_tensors(path)
-        check_tensors(content, str(path))
+        check_tensors(content, str(path))  # the file may come from somebody else
         valid = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
     except Exception as error:  # a damaged file raises many kinds of errors
         raise ConfigurationError(_damaged(path)) from error
@@ -95,8 +95,9 @@ def _damaged(path: Path) -> str:
 
 def _digest(content: Mapping[Column, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for column in sorted(content):
+    for column in sorted(content):  # not in the order of the dict
         tensor = content[column].contiguous()
+        # The same bytes in another shape are another content.
         digest.update(repr((column, str(tensor.dtype), tuple(tensor.shape))).encode())
         digest.update(tensor.view(-1).view(torch.uint8).numpy().data)  # the bytes, without a copy
     return digest.hexdigest()

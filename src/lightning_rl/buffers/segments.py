@@ -62,6 +62,7 @@ def allocate_segments(
 ) -> tuple[Segment, ...]:
     """Allocate `count` segments in one zeroed storage; see `allocate_rollout`."""
     slots = num_steps + 1
+    # One allocation, of which the segments are slices.
     ring = allocate_rollout(
         observation_space,
         action_space,
@@ -92,7 +93,7 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
             "must match the buffer."
         )
     expected, actual = _layout(segment.rollout), _layout(rollout)
-    for key in expected | actual:
+    for key in expected | actual:  # a missing field and a surplus one
         if actual.get(key) != expected.get(key):
             raise ValueError(
                 f"its field '{key}' is {actual.get(key, 'missing')}, the buffer's is "

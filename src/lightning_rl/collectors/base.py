@@ -100,10 +100,11 @@ class Collector(ABC):
             episode_statistics.restart_episodes()  # before `follow`, which adds to them
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
         first_only = self.context.episode_settings.first_episode_only
+        # The algorithm does not train on what follows a row's first episode.
         counted = first_episode_mask(done) if first_only else None
         intervened = rollout.get("intervened", None)
         if intervened is not None:
-            intervened = intervened[:, :-1]
+            intervened = intervened[:, :-1]  # without the bootstrap slot
             reports = reports | {"intervention/rate": float(intervened.float().mean())}
         steps = env_steps(rollout)
         if "padding" in rollout.keys():
@@ -122,6 +123,7 @@ class Collector(ABC):
 
     def _of_all_ranks(self, new_episodes: Episodes, reports: dict[str, float]) -> list[Episodes]:
         gathered = ranks.gather_over_ranks((new_episodes, reports, self.reports_success))
+        # The envs of another process may have reported one first.
         self.reports_success = any(says for *_, says in gathered)
         values_by_name: dict[str, list[float]] = {}
         for _, averages, _ in gathered:

@@ -162,7 +162,7 @@ class EpisodeActor:
             allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
             refuse_empty_masks("The env", allowed[None], policy.action_space, t)
         td = TensorDict({"observation": observation, **self._state}, [self.num_envs])
-        td = td.to(policy.version.device)
+        td = td.to(policy.version.device)  # the env may be on another device
         if deterministic:
             result = policy(td, deterministic=True)
         else:

@@ -293,6 +293,7 @@ class RolloutLoop:
             defer_reads = load_weights is None and not context.episode_settings.first_episode_only
             rollouts = [segment.rollout for segment in segments]
             eager = [(writer.actor, writer.stepper) for writer in self._eager]
+            # Here in the constructor, before a thread runs the loop.
             pairs = compile_steps(env, policy, rollouts, eager, context.compilation, defer_reads)
             self._writers = [
                 writer._replace(actor=actor, stepper=stepper)
@@ -392,7 +393,7 @@ class RolloutLoop:
         self.rollouts += 1
         self._finished.zero_()
         self._writers[segment.index].storage["success"].zero_()  # steps without a report write none
-        clear_final_observations(segment.rollout)
+        clear_final_observations(segment.rollout)  # of the segment's last use
         return envs_were_reset
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
@@ -440,6 +441,7 @@ class RolloutLoop:
         seeds = sequence.generate_state(self._env.num_envs // size).repeat(size)
         with self._calls("reset"):
             observation, _ = self._env.reset(seed=seeds.tolist())
+        # Group-relative advantages compare the members: they must begin alike.
         if not _rows_equal(observation, size):
             raise ConfigurationError(
                 f"The {size} members of a group began their episodes in different states, though "

@@ -110,7 +110,7 @@ class CompileDecision:
 
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"compiled": self.compiled, "cpu": cpu()}
+        return {"compiled": self.compiled, "cpu": cpu()}  # what a resumed run compares
 
     def _compare_machines(self) -> None:
         if self._saved is None:

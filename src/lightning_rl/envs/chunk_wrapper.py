@@ -47,7 +47,7 @@ class ChunkWrapper(gymnasium.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self._elapsed = 0  # an automatic reset keeps the pictures of the last chunk
-        return self._with_report(observation, *self._not_executed()), info
+        return self._with_report(observation, *self._not_executed()), info  # no chunk yet
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         step_reward, executed = self._not_executed()

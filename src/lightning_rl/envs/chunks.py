@@ -171,18 +171,18 @@ class ActionChunk(VectorEnvWrapper):
         Returns:
             uint8 [H, W, 3] by row, by env step of the episode.
         """
-        taken = self._pictures
+        by_step = self._pictures
         if isinstance(self.env, WrapsSingleEnvs):
             turns = [every if row in rows else 0 for row in range(self.num_envs)]
-            taken = {}
+            by_step = {}
             for row, pictures in enumerate(self.env.swap_pictures(turns)):
                 for step, picture in pictures:
-                    taken.setdefault(step, {})[row] = picture
+                    by_step.setdefault(step, {})[row] = picture
         self._film = (rows, every)
         name = type(self.env).__name__
         return {
             step: {row: one_picture(name, picture) for row, picture in pictures.items()}
-            for step, pictures in taken.items()
+            for step, pictures in by_step.items()
         }
 
     def _take_pictures(self, active: Tensor) -> None:

@@ -177,13 +177,14 @@ def _refuse_other_libraries(env: Any, setting: str) -> None:
         return
     cure = replacement(env if env is cls else _unwrapped(env))
     if cure is not None and env is not cls:
-        getattr(env, "close", lambda: None)()
+        getattr(env, "close", lambda: None)()  # it may hold processes or a window
     require(cure is None, f"{setting} makes no VectorEnv of this package. {cure}")
 
 
 def _by_name(name: str, setting: str) -> EnvFactory:
     if name in TASKS:  # before Gymnasium: tasks are in no registry
         return function_at(TASKS[name])
+    # An id without its version is allowed, but only whole ids are suggested.
     ids = [spec.id for spec in gymnasium.registry.values()]
     names = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
     # The env of an id `module:name` is registered when its module is imported.

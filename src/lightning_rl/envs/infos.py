@@ -123,7 +123,7 @@ class InfoReader:
         if EXECUTED_ACTION in info and self._interventions:
             executed, actions = report.setdefault(EXECUTED_ACTION, {}), info[EXECUTED_ACTION]
             if isinstance(rows, int):
-                executed[rows] = np.array(actions)
+                executed[rows] = np.array(actions)  # a copy, because the env may reuse its array
             else:
                 reporting = np.flatnonzero(rows & info.get(f"_{EXECUTED_ACTION}", True))
                 executed |= {i: np.array(actions[i]) for i in reporting}

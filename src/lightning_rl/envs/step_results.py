@@ -52,7 +52,7 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
         if not len(space.spaces):
             raise ConfigurationError(f"{owner} has a {part} space without keys.")
         return
-    if space.shape is not None and 0 in space.shape:
+    if space.shape is not None and 0 in space.shape:  # None: a space without arrays
         nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
         raise ConfigurationError(
             f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove the "
@@ -85,6 +85,7 @@ def check_like(name: str, value: Any, like: Any, field: str) -> None:
     elif isinstance(like, gymnasium.Space):
         if like.shape is not None:
             _check_array(name, value, like, field)
+    # First the attribute: `np.shape` is slow, and only lists and numbers need it.
     elif getattr(value, "shape", None) != like.shape and tuple(np.shape(value)) != like.shape:
         raise EnvFaultError(wrong_shape(name, field, np.shape(value), like.shape))
     elif getattr(value, "dtype", None) is not like.dtype:
@@ -157,7 +158,7 @@ def read_reset(env: gymnasium.Env, result: Any) -> tuple[Any, dict[str, Any]]:
     Raises:
         EnvFaultError: the result is not an observation and an info.
     """
-    if not (isinstance(result, tuple) and len(result) == 2):
+    if not (isinstance(result, tuple) and len(result) == 2):  # Gym before 0.26: the observation
         raise EnvFaultError(_other_things(env, "reset", result, "observation and info"))
     return result[0], _read_info(env, "reset", result[1])
 
@@ -198,7 +199,7 @@ def one_number(value: Any) -> float | None:
         if int(np.prod(value.shape)) != 1 or kind_of(value.dtype) not in KINDS:
             return None
         value = value.item()
-    if isinstance(value, Real | np.bool_):
+    if isinstance(value, Real | np.bool_):  # np.bool_ is no Real
         try:
             return float(value)
         except OverflowError:  # an integer beyond float64

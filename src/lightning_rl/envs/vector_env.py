@@ -288,7 +288,7 @@ class StepwiseStepper(RolloutStepper):
             self._choices.check(observation)
         copy_tree(self._observations[t + 1], observation)
         for slot, result in zip(slots, results, strict=True):
-            slot.copy_(result)
+            slot.copy_(result)  # converts the dtype, too
         if self._intervened:
             info = info | interventions(self._env, self._actions[t], info)
         check_info(self._env, info, self._env.num_envs, tuple(self._extra))
@@ -369,7 +369,7 @@ class ArrayStepper(RolloutStepper):
         ):
             self._check_step(t, observation, results)
         try:
-            self._observations[t + 1][...] = observation
+            self._observations[t + 1][...] = observation  # into the rollout's own memory
             self._rewards[t][...] = reward
             self._terminated[t][...] = terminated
             self._truncated[t][...] = truncated

@@ -95,7 +95,7 @@ class EnvWatch:
         self.is_idle = timeout_s is not None
         self.env: Callable[[], VectorEnv | None] = lambda: None
         self._calls: dict[str, _Call] = {}
-        self._starting = threading.Lock()
+        self._starting = threading.Lock()  # two threads may begin a call together
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -103,6 +103,7 @@ def allocate_rollout(
         "observation": _zeros(observation_space, size, device),
         "action": field(*space_spec(action_space)),
     }
+    # Every rollout has these keys; what an env does not report stays zero.
     fields |= {key: field((), dtype) for key, dtype in STEP_FIELDS.items()}
     fields |= {key: field(shape, dtype) for key, (shape, dtype) in (extra_fields or {}).items()}
     rollout = time_major(TensorDict(fields, size, device=device))
@@ -171,7 +172,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *aligned_trees: Any) -> An
 
 def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
     """Turn leaves, keyed by their path, into nested dicts; an empty path returns its leaf."""
-    if () in leaves:
+    if () in leaves:  # a single tensor, not a tree
         return leaves[()]
     tree: dict[str, Any] = {}
     for (*above, last), leaf in leaves.items():
@@ -184,7 +185,7 @@ def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
 
 def leaves_by_path(tree: Any, *above: str) -> dict[tuple[str, ...], Any]:
     """Return the leaves of a tree of tensors, arrays or spaces by `above` and their key path."""
-    if isinstance(tree, tuple):
+    if isinstance(tree, tuple):  # its keys are the indices
         tree = {str(i): child for i, child in enumerate(tree)}
     if not hasattr(tree, "items"):
         return {above: tree}

@@ -59,7 +59,7 @@ def with_sequences(minibatch: TensorDict, sequences: Sequences) -> TensorDict:
 
 def tensors_of(minibatch: TensorDict) -> list[Tensor]:
     """Return all tensors of a minibatch [M], including its sequences, for a CUDA graph."""
-    tensors: list[Any] = list(minibatch.values(True, True))
+    tensors: list[Any] = list(minibatch.values(True, True))  # without `sequences`, no tensor
     sequences = sequences_of(minibatch)
     if sequences is not None:
         # The same order as in `with_tensors`.
@@ -91,7 +91,7 @@ def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
     """Split a minibatch [M] between sequences into parts of about `size` samples."""
     sequences = minibatch["sequences"]
     steps, state, _, counted, _, last = sequences
-    together = max(1, size // sequences.length)
+    together = max(1, size // sequences.length)  # sequences per part
     cuts = range(0, len(steps), together)
     if counted is None:
         ends = [min(first + together, len(steps)) * sequences.length for first in cuts]

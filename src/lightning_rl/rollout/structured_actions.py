@@ -219,7 +219,7 @@ def _lay_out(space: spaces.Space[Any], name: str, parts: list[ActionPart]) -> No
         f"The action's part '{name or 'action'}' has {max(counts, default=0):,} categories, but "
         f"float32 represents only {LARGEST_COUNT:,}: split the choice into a MultiDiscrete.",
     )
-    start = parts[-1].stop if parts else 0
+    start = parts[-1].stop if parts else 0  # parts follow one another without gaps
     size = int(np.prod(space.shape or ()))
     parts.append(ActionPart(name or "action", space, start, start + size))
 

@@ -129,7 +129,7 @@ class GymnasiumEnv(VectorEnv):
         self._make = partial(
             make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
         )
-        self._wrappers = list(wrappers or [])
+        self._wrappers = list(wrappers or [])  # a copy: `wrap_single_envs` extends it
         self._turns = 0  # number of replay turns
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))  # a strong reference would keep the env alive
@@ -303,6 +303,7 @@ class GymnasiumEnv(VectorEnv):
         if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
             # The default camera of Gymnasium 1.4 does not follow the robot.
             camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
+        # The user's settings come later, so they win.
         self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}
         self._recreate()
 
@@ -380,7 +381,7 @@ class GymnasiumEnv(VectorEnv):
         new_env = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
         self._env = new_env
-        if self._without_interventions:
+        if self._without_interventions:  # the new env does not know
             self.stop_interventions()
 
     def _take_spaces(self) -> None:
@@ -460,6 +461,7 @@ class GymnasiumEnv(VectorEnv):
         if "final_obs" in info:
             final = info["final_obs"]
             if not self._replayable:
+                # A batched env resets its envs itself, and may omit final observations.
                 self._check_ends(info, truncated & ~terminated)
             if isinstance(final, np.ndarray) and final.dtype == object:
                 final = self._final_rows(final)

@@ -243,6 +243,7 @@ def spec_of(id: str) -> Any:
 def _check_units(env: gymnasium.Env) -> None:
     while isinstance(env, gymnasium.Wrapper) and env.metadata.get("reports_interventions"):
         inner = env.env
+        # Clipping keeps the unit of an action, other wrappers may scale it.
         if isinstance(env, gymnasium.ActionWrapper) and not isinstance(env, ClipAction):
             require(
                 env.action_space == inner.action_space,
@@ -289,6 +290,7 @@ def _unknown_namespace(id: str) -> ConfigurationError:
             f"of another package, name the module that registers it: its_module:{name}."
         )
     module, package = NAMESPACES[namespace]
+    # Installed, but not imported.
     install = "" if importlib.util.find_spec(module) else f"pip install '{package}', and "
     return ConfigurationError(
         f"{begins}, because {module} is not imported. To import it, {install}name the module with "

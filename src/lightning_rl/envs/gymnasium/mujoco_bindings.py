@@ -33,7 +33,7 @@ def _warn(text: str) -> None:
         tell(error, sys.stderr)
 
 
-def set_mujoco_profiler(wanted: bool) -> None:
+def set_mujoco_profiler(enabled: bool) -> None:
     """Turn MuJoCo's profiler on or off in this process.
 
     With the callback `mjcb_time`, which the Python bindings set, MuJoCo reads a clock about 30
@@ -48,7 +48,7 @@ def set_mujoco_profiler(wanted: bool) -> None:
         clock = _clock_of(mujoco)
     except (AttributeError, OSError, ValueError):
         return
-    if not wanted:
+    if not enabled:
         clock.value = None
     elif clock.value is None:
         mujoco.set_mjcb_time(None)

@@ -266,7 +266,7 @@ class TorchEnv(VectorEnv):
         persistent = {key: moved[key][rows] for key in self.keeps}
         starts = self.starts_of(self.stream_key[:, rows], self.episode[rows], persistent)
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
-        observation = _with_rows(final, rows, self.observed(starts))
+        observation = _with_rows(final, rows, self.observed(starts))  # observes new starts only
         if isinstance(observation, dict):
             return TensorDict(observation, [self.num_envs])
         return observation  # type: ignore[no-any-return]  # a tensor, as `final` is
