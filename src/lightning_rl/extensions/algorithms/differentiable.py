@@ -36,6 +36,7 @@ def gain_of(
         gamma: discount per step.
         end_value: returns values [N] of observations [N, ...]; or None for no values.
     """
+    # The loaded state has no gradient: gradients stop where the rollout begins.
     observation = env.load_state_dict(start)
     steps = noise.unbind(1)
     gain = torch.zeros(len(noise), device=noise.device, dtype=noise.dtype)

@@ -84,6 +84,7 @@ class GripperActorCritic(SquashedActorCritic):
             network=self._network,
             initialization=self._initialization,
         )
+        # Not saved, because it follows from the action space.
         self.register_buffer("commands", commands, persistent=False)
 
     def forward(

@@ -64,6 +64,7 @@ class FrameAlgorithm(Algorithm):
         Raises:
             ConfigurationError: if the env is not an `env_class`.
         """
+        # The evaluation env exists in each stage, a training env only in `fit`.
         env, class_name = self.data.eval_env, self.env_class.__name__
         require(
             isinstance(env, self.env_class),

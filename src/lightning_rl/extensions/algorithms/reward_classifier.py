@@ -204,6 +204,7 @@ class RewardClassifierWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = self.env.step(action)
+        # This waits for the device at each step, because the env needs the number.
         probability = float(self._classifier.probability(_batch_of_one(observation, self._space)))
         # A frame without success starts the count again.
         self._in_a_row = self._in_a_row + 1 if probability >= self.threshold else 0

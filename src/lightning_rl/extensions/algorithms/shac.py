@@ -88,6 +88,7 @@ class SHAC(APG):
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
 
     def configure_objectives(self) -> list[Objective]:
+        # The deviation of the actions is trained with the actor.
         actor = self.policy.actor, self.policy.distribution
         rate = self.critic_learning_rate
         return [

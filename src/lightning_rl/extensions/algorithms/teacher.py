@@ -46,6 +46,7 @@ class Teacher:
         key: str | None = None,
     ) -> None:
         check_range("teacher_env_steps", env_steps, minimum=0)
+        # In eval mode, because dropout would change the labels.
         self.policies = [policy.eval().requires_grad_(False) for policy in policies]
         self.env_steps = env_steps
         self.key = key

@@ -339,8 +339,10 @@ class EnvCheck:
         returns = np.array(play.statistics.returns)
         if returns.size:
             self.add("reward", "ok", f"per episode: {_numbers(returns)}, of {returns.size}")
+        # Rounded, because equal sums may differ in their last digits.
         if reward.min() == reward.max() and len(np.unique(returns.round(6))) < 2:
             constant = float(reward.flat[0])
+            # A constant cost, or 0 until a success.
             sparse = constant < 0 or (constant == 0 and play.reports_success)
             self.add(
                 *("reward", "note" if sparse else "warning"),

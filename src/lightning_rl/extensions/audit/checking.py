@@ -142,6 +142,7 @@ class RunCheck(Callback):
     # --- collecting ---
 
     def _collect(self, data: RLDataModule) -> Play | None:
+        # Makes the envs and the collector; nothing is collected yet.
         data.train_dataloader()
         collector = data.collector
         assert collector is not None
@@ -151,6 +152,7 @@ class RunCheck(Callback):
             return None
         env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
         context = collector.context
+        # As the run will act: with the env, the policy and the time limits of the collector.
         play = Play(env, context.policy, context.seed, seconds, MOST_STEPS, context.calls)
         if play.beyond > 0:
             low, high = bounds_of(env.single_action_space)
@@ -302,13 +304,14 @@ class RunCheck(Callback):
                 self.add("evaluation", "ok", text)
         else:
             self.add("evaluation", "ok", text)
-        # Drawing needs a step of the env, which fails again if the env's check failed.
+        # Drawing needs a reset of the env, which fails again if the env's check failed.
         if not env_check.failed:
             self._film(trainer, data)
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         metrics = [
             callback.metric for callback in callbacks if isinstance(callback, BestCheckpoint)
         ]
+        # The training env tells nothing of another evaluation env.
         if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:
                 if "success" in metric:

@@ -120,6 +120,7 @@ class Play:
         measured = collector.collect()
         length = int(seconds / ROLLOUTS / max(1e-9, sum(clock.spent.values())))
         length = min(length, most_steps, ROLLOUT_STEPS, 2 * ROLLOUT_BYTES // measured.bytes())
+        # A new collector, because the length of its rollouts is fixed.
         collector = SyncCollector(replace(context, num_steps=max(1, length)))
         while self.steps < most_steps and (self.steps == 0 or time.perf_counter() < until):
             rollout = collector.collect()

@@ -58,6 +58,7 @@ class Teleoperator(InterventionSource):
         self._in_charge = False
 
     def take_charge(self) -> None:
+        # Recording without a policy: the device acts at each step.
         self._in_charge = True
 
     def open(self, env: gymnasium.Env) -> None:

@@ -33,6 +33,7 @@ class Features(NamedTuple):
     def guided(self, output: "Callable[[Features], Tensor]") -> Tensor:
         """Return an output [B, ...] of the features, guided if `guidance` is set; see `guide`."""
         conditioned = output(self)
+        # Without guidance a single pass of the head.
         if self.absent is None or self.guidance is None:
             return conditioned
         return guide(conditioned, output(self.absent), self.guidance)

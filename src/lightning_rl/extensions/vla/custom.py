@@ -102,6 +102,7 @@ class CustomVLA(Policy):
         spaces = {"observation_space": observation_space, "action_space": action_space}
         with away_from_first(meta) as on_meta:
             model = instantiate_model(cls, config, spaces)
+        # On `meta` there is no memory to fill.
         if model_path is not None and not on_meta:
             fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
@@ -206,6 +207,7 @@ class PlainModel(nn.Module):
         self.model, self.shape = model, tuple(action_space.shape or ())
         self.size = math.prod(self.shape)
         self.log_std = None
+        # A log_std of the model itself is trained with its weights.
         if not isinstance(getattr(model, "log_std", None), nn.Parameter):
             self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
 

@@ -44,5 +44,6 @@ class BackboneEncoder(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         features = self.backbone(observation)
+        # In float32: the layers that follow are not in the dtype of the backbone.
         joined = torch.cat((features.summary, features.slots[:, 0]), -1).float()
         return layer_norm(joined, joined.shape[-1:])

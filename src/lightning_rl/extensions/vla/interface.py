@@ -48,6 +48,7 @@ class TinyModel(VLAModelInterface):
     ) -> None:
         super().__init__()
         self.body = TinyVLA()
+        # One slot for each number of a chunk.
         self.body.build(example(observation_space), math.prod(action_space.shape or ()))
         self.action_head = nn.Linear(self.body.slot_size, 1)
         self.value_head = nn.Linear(self.body.summary_size, 1)

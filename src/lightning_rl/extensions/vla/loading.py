@@ -181,6 +181,7 @@ def instantiate_model(
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     arguments = {key: value for key, value in (provided or {}).items() if key in parameters}
+    # The policy provides the other arguments: they are no settings.
     settable = [
         p
         for p in parameters.values()
@@ -248,6 +249,7 @@ def _from_directory(
 ) -> nn.Module:
     require(path is not None, "kind: hf needs the path of a directory.")
     assert path is not None
+    # Without the file, the path may be the name of a model on a hub.
     local = (Path(path) / "config.json").is_file()
     require(
         local or allow_download,
@@ -256,10 +258,10 @@ def _from_directory(
     )
     require(
         not (Path(path) / "adapter_config.json").is_file(),
-        # Without trust, the configuration may name neither code nor a hub.
         f"{path} holds an adapter, but transformers would load its base model: give the directory "
         "of the model as path, and of the adapter as adapter.",
     )
+    # Without trust, the configuration may name neither code nor a hub.
     if local and not trust_code:
         file = Path(path) / "config.json"
         _refuse_a_hub(read_json(file), str(file))
@@ -272,7 +274,7 @@ def _from_directory(
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=trust_code,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # reported below, with missing weights
                 output_loading_info=True,
             )
     except (OSError, ValueError) as error:

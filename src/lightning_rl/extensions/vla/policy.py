@@ -64,6 +64,7 @@ class ChunkPolicy(Policy):
         micro_batch_size: int | None = None,
         ignore_keys: Sequence[str] = (),
     ) -> None:
+        # First, because its message names the wrapper that is missing.
         observation = example(observation_space, backbone.needs_pictures)
         super().__init__(observation_space, action_space, backbone.reads, ignore_keys)
         check_range("value_hidden_size", value_hidden_size, minimum=1)
@@ -91,6 +92,7 @@ class ChunkPolicy(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
+        # One log-prob per part of the chunk, instead of one per step.
         parts = ((self.head.num_parts,), torch.float32)
         return {"sample_log_prob": parts, **self.head.fields}
 
@@ -168,6 +170,7 @@ class ChunkPolicy(Policy):
     def parameter_groups(self) -> list[dict[str, Any]]:
         value = list(self.value_head.parameters())
         value_ids = {id(p) for p in value}
+        # An optimizer must not get frozen parameters.
         policy = [p for p in self.parameters() if p.requires_grad and id(p) not in value_ids]
         if self.value_lr_scale == 1.0:
             return [{"params": [*policy, *value]}]
@@ -184,6 +187,7 @@ class ChunkPolicy(Policy):
         if f"{prefix}head.center" in state:
             return None
         statistics, origin = self.missing_statistics(state, prefix)
+        # Earlier versions took the scale from the settings.
         center, scale = self.head.center, self.head.scale
         if statistics is not None:
             low, high = action_bounds(chunk_space(self.action_space), statistics)

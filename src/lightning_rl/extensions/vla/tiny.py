@@ -57,6 +57,7 @@ class TinyVLA(Backbone):
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
         first, second, third = self.channels
+        # Cameras and depth decide the number of channels.
         self.convolution = nn.Sequential(
             nn.Conv2d(len(_planes(observation)[0]), first, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -159,6 +160,7 @@ def _planes(observation: TensorDict) -> Tensor:
     if rgb.dim() == 5:
         # Cameras become channels.
         rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
+    # To 0 to 2, before the mean is taken off below.
     planes = rgb.permute(0, 3, 1, 2).to(torch.float32).div(127.5)
     if "depth" in observation.keys():
         depth: Tensor = observation["depth"]

@@ -73,6 +73,7 @@ class VLAObservation(gymnasium.Wrapper):
             spaces["proprio"] = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         if instruction is not None:
             self._tokenizer = InstructionTokenizer(tokenizer, length)
+            # The upper bound of a Box is included.
             highest_token = self._tokenizer.vocabulary - 1
             spaces["language"] = gymnasium.spaces.Box(0, highest_token, (length,), np.int64)
         self.observation_space = gymnasium.spaces.Dict(spaces)
@@ -84,6 +85,7 @@ class VLAObservation(gymnasium.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         if self._instruction is not None:
+            # Once per episode: an instruction does not change within one.
             self._read(self._find_text(self._instruction, observation, info))
         return self._renamed(observation), info
 

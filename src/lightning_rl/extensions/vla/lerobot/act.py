@@ -88,6 +88,7 @@ class ACTNetwork(Network):
             bool(self.cameras) or environment is not None,
             f"{directory.path}: an ACT reads a picture or {ENVIRONMENT}, but has neither.",
         )
+        # Without this encoder its weights in the directory would be surplus.
         if settings.use_vae:
             self._add_latent_encoder(state, directory.action_size)
         if self.cameras:
@@ -100,6 +101,7 @@ class ACTNetwork(Network):
         if environment is not None:
             self.encoder_env_state_input_proj = nn.Linear(environment, dim)
         self.encoder_latent_input_proj = nn.Linear(settings.latent_dim, dim)
+        # One token for the latent variable, and one per input.
         self.encoder_1d_feature_pos_embed = nn.Embedding(1 + len(self.inputs), dim)
         self.decoder_pos_embed = nn.Embedding(settings.chunk_size, dim)
         self.action_head = nn.Linear(dim, directory.action_size)

@@ -381,6 +381,7 @@ class _UNet(nn.Module):
         self.up_modules = nn.ModuleList()
         for inputs, width in zip(dims[:0:-1], dims[-2::-1], strict=True):
             double = nn.ConvTranspose1d(width, width, 4, 2, 1)
+            # Twice the inputs: the planes of the way down are joined.
             self.up_modules.append(
                 nn.ModuleList([block(2 * inputs, width), block(width, width), double])
             )

@@ -100,6 +100,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
         f"No LeRobot policy at {path}: there is no config.json. Give a local directory that "
         "save_pretrained of LeRobot wrote; nothing is downloaded.",
     )
+    # An override counts as if it stood in the file.
     config = read_json(file) | dict(overrides or {})
     kind = config.get("type")
     require(
@@ -175,6 +176,7 @@ def load_parts(parts: Mapping[str, nn.Module], directory: PolicyDirectory) -> No
             weights[name] = shared[value.data_ptr()]
     with torch.no_grad():
         for name, value in fitting(state, weights, str(directory.path)).items():
+            # In place, because a module outside of `parts` may share the tensor.
             state[name].copy_(value)
 
 

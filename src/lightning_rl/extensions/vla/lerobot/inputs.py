@@ -107,6 +107,7 @@ class Inputs(nn.Module):
     def reads(self) -> tuple[str, ...]:
         """The keys of the observation that are read."""
         words = () if self.padding is None else (LANGUAGE,)
+        # Each key once, in the order of the sources.
         return (*dict.fromkeys(source.key for source in self.sources.values()), *words)
 
     def forward(self, observation: TensorDict) -> dict[str, Tensor]:
@@ -115,6 +116,7 @@ class Inputs(nn.Module):
             value: Tensor = observation[source.key]
             # Several pictures may stand under one key.
             value = value if source.camera is None else value[:, source.camera]
+            # Only pictures are uint8.
             if value.dtype == torch.uint8:
                 value = planes_of(value)
             inputs[name] = self.processors.prepare(name, value.float())

@@ -242,6 +242,8 @@ class LeRobotPolicy(ChunkPolicy):
         )
         inputs = {name: processors.prepare(name, value) for name, value in inputs.items()}
         if words is not None:
+            # An env's instructions are tokens already (VLAObservation): only batches need a
+            # tokenizer.
             coded = words.tokens(load_tokenizer(words.name, self._places), texts)
             inputs |= {TOKENS: coded["input_ids"], MASK: coded["attention_mask"].bool()}
         return inputs
@@ -260,6 +262,7 @@ class LeRobotPolicy(ChunkPolicy):
         if is_picture and tensor.dtype == torch.uint8 and tensor.dim() >= 3:
             numbers = planes_of(tensor)
         steps = (network.obs_steps,) if network.obs_steps > 1 else ()
+        # A SmolVLA resizes pictures itself.
         size = numbers.shape[-2:] if network.any_size else feature.shape[1:]
         expected = [*steps, *(feature.shape[:1] + size if is_picture else feature.shape)]
         cure = " Pictures are uint8 [B, H, W, 3], or float [B, 3, H, W] from 0 to 1."
@@ -268,6 +271,7 @@ class LeRobotPolicy(ChunkPolicy):
             f"The batch's {name} has the shape {list(tensor.shape)}, but the policy reads "
             f"{str(['B', *expected]).replace(chr(39), '')}.{cure if is_picture else ''}",
         )
+        # Floats up to 255 would pass through the network without an error.
         low, high = float(numbers.min()), float(numbers.max())
         require(
             not is_picture or 0 <= low <= high <= 1,
@@ -320,6 +324,7 @@ class LeRobotPolicy(ChunkPolicy):
     def read_saved(self, path: str) -> "LeRobotPolicy":
         """Return the policy of a directory from `save_directory`."""
         init_args = config_of(self)["init_args"]
+        # The directory of a SmolVLA does not hold its language model.
         model_path = init_args.get("language_model") or init_args["path"]
         return LeRobotPolicy(
             self.observation_space,
@@ -384,6 +389,7 @@ def _check_actions(
 
 def _merge_adapters(module: nn.Module) -> None:
     for name, child in list(module.named_children()):
+        # Only models of peft have this method.
         if hasattr(child, "merge_and_unload"):
             setattr(module, name, cast(Any, child).merge_and_unload())
         else:

@@ -195,6 +195,7 @@ class Processors(nn.Module):
             if name == "normalizer_processor":
                 inputs = {k: f for k, f in directory.inputs.items() if k != ACTION}
                 names = config.get("normalize_observation_keys")
+                # null selects all inputs.
                 selected = {k: f for k, f in inputs.items() if names is None or k in names}
                 modules = normalizers(selected, config, state)
                 # The name of a module cannot have a dot.
@@ -275,6 +276,7 @@ def _with_present(processors: Processors, state: Mapping[str, Tensor]) -> dict[s
             f"{name}.{kind}": value
             for kind, value in zip(MODES[norm.mode], (norm.first, norm.second), strict=True)
         }
+        # The file may have another shape, such as [C] for pictures.
         shaped = {k: v.reshape(state[k].shape) if k in state else v for k, v in pair.items()}
         if not all(k in state and state[k].float().equal(v.cpu()) for k, v in shaped.items()):
             # The feature's other statistics belong to other data.
