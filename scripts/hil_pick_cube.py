@@ -44,7 +44,7 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.deploy.loading import env_of, load_trained
+from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert
 
@@ -156,8 +156,8 @@ def train(
     found: dict[str, Any] = {"seed": seed, "without": chosen.without, "cpu_seconds": seconds}
     for path in (checkpoints / "last.ckpt", *sorted(checkpoints.glob("iteration_*.ckpt"))):
         steps = GripperSAC.load_from_checkpoint(path).env_steps
-        policy, saved = load_trained(path, trust_code=True)
-        found[f"after_{steps}"] = evaluate(policy, env_of(saved))
+        trained = load_trained(path, trust_code=True)
+        found[f"after_{steps}"] = evaluate(trained.policy, trained.env())
     return found | interventions(checkpoints / "last.ckpt")
 
 

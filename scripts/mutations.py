@@ -1090,7 +1090,7 @@ MUTATIONS = (
         "numerics/test_robots.py",
     ),
     Mutation(
-        "collectors/ahead.py",
+        "extensions/datasets/ahead.py",
         "a new chunk begins at its first action, however old its observation is",
         "chunk, chunk_start, pending = pending.result(), request_step, None",
         "chunk, chunk_start, pending = pending.result(), step, None",

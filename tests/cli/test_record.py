@@ -28,9 +28,9 @@ from lightning_rl import (
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
-from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.extensions.datasets import record_command as record
+from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, neutral_action, script_action_function
 from lightning_rl.extensions.datasets.record_command import chunk_size_of
 from tests.commands import Command

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, AsyncCollector, SyncCollector
-from lightning_rl.collectors.ahead import ChunksAhead
+from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 from tests.commands import rl_cli

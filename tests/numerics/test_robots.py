@@ -24,7 +24,7 @@ from lightning_rl import (
     Teleoperator,
 )
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.collectors.ahead import ChunksAhead
+from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.robots import bus
 from lightning_rl.extensions.robots.env import RobotEnv
 from lightning_rl.extensions.robots.process import RobotProcess

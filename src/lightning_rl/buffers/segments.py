@@ -12,11 +12,15 @@ from lightning_rl.rollout.contract import (
     FieldSpec,
     allocate_final_storage,
     allocate_rollout,
+    clear_bootstrap_slot,
+    copy_rollout,
     final_storage,
     first_steps,
+    map_tree,
     rollout_from,
     rollout_state,
     step_views,
+    time_major,
 )
 
 
@@ -27,6 +31,28 @@ class Segment:
     index: int
     rollout: TensorDict
     steps: list[TensorDict]
+
+    def sent(self, num_steps: int) -> dict[str, Any]:
+        """Return the first steps and their bootstrap slot, for `receive` in another process."""
+        clear_bootstrap_slot(self.steps[num_steps])
+        rollout = first_steps(self.rollout, num_steps)
+        # Time-major, as in memory, because non-contiguous arrays are copied twice.
+        fields: dict[str, Any] = time_major(rollout.exclude("final_observation")).to_dict()
+        return fields | {"final_observation": final_storage(rollout).in_use()}
+
+    def receive(self, fields: dict[str, Any]) -> TensorDict:
+        """Copy what `sent` has returned into the segment; return it as a view [N, T'+1].
+
+        Raises:
+            ValueError: if it does not fit.
+        """
+        finals = fields.pop("final_observation")
+        fields = map_tree(lambda leaf: leaf.transpose(0, 1), fields)
+        source = rollout_from(fields | {"final_observation": finals})
+        check_fits(self, source)
+        rollout = first_steps(self.rollout, source.batch_size[1] - 1)
+        copy_rollout(rollout, source)
+        return rollout
 
 
 class Window(NamedTuple):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from textwrap import shorten
 from types import FunctionType
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import gymnasium
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.optim import Optimizer
 
@@ -29,6 +30,7 @@ from lightning_rl.cli.names import (
     unknown_class,
     unknown_setting,
 )
+from lightning_rl.cli.options import Option, explained_refusals, option_parser
 from lightning_rl.cli.parsing import (
     BEFORE,
     FILLED_IN,
@@ -37,6 +39,7 @@ from lightning_rl.cli.parsing import (
     Typed,
     UsageError,
     asks_for_help,
+    check_names,
     merge_options,
     override,
     read_settings,
@@ -50,6 +53,7 @@ from lightning_rl.system.extensions import import_present
 from lightning_rl.system.jsonargparse_private import (
     ImportDenied,
     ParamData,
+    accept_plain_numpy_numbers,
     converted,
     import_object,
     parameters_of,
@@ -113,6 +117,23 @@ SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
 def check_run(arguments: Sequence[str]) -> dict[str, Any]:
     """Check the arguments of a subcommand that makes a run; return settings for the parser."""
     return check_options(arguments[1:], kinds_of(arguments[0]))
+
+
+def parse_classes(
+    subcommand: str, description: str, options: Mapping[str, Option], typed: Sequence[str]
+) -> Namespace:
+    """Parse the options of a subcommand as `parse_options` does, and make objects of its classes.
+
+    `--help` prints the help and exits.
+    """
+    accept_plain_numpy_numbers()
+    check_names(subcommand, typed, options)
+    parser = option_parser(subcommand, description, options)
+    if asks_for_help(typed):
+        parser.parse_args(list(typed))
+    checked = check_options(typed, {name: option.kind for name, option in options.items()})
+    with explained_refusals():
+        return cast(Namespace, parser.instantiate(parser.parse_object(checked)))
 
 
 def kinds_of(subcommand: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
-from lightning_rl.system.process import computing_alike
+from lightning_rl.system.process import Computing
 from lightning_rl.system.sharded import whole_state
 
 JOIN_SECONDS = 5.0
@@ -196,7 +196,7 @@ class AsyncCollector(Collector):
         self._acting.load_state_dict(whole_state(self.policy))
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
-        work = (computing_alike(),)
+        work = (Computing.here().apply,)
         self._thread = threading.Thread(target=self._work, args=work, name="collector", daemon=True)
         self._thread.start()
 

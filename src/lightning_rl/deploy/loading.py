@@ -26,6 +26,17 @@ class Trained(NamedTuple):
     policy: Policy
     run: SavedRun
 
+    def env(self) -> VectorEnv:
+        """Build one of the envs that the policy was trained in.
+
+        Raises:
+            ConfigurationError: if the checkpoint names no env, third-party code, or an env that
+                cannot be built here.
+        """
+        factory = self.run.env_factory(EnvFactory)
+        with self.run.building():
+            return make_env(factory, 1, "data.env")
+
 
 def load_policy(
     path: str | Path,
@@ -83,15 +94,3 @@ def load_trained(
     trainer = run.settings.get("trainer")
     policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")
     return Trained(policy, run)
-
-
-def env_of(run: SavedRun) -> VectorEnv:
-    """Build one of the envs that a policy was trained in.
-
-    Raises:
-        ConfigurationError: if the checkpoint names no env, third-party code, or an env that cannot
-            be built here.
-    """
-    factory = run.env_factory(EnvFactory)
-    with run.building():
-        return make_env(factory, 1, "data.env")

@@ -32,6 +32,9 @@ from torch import Tensor
 from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
+KINDS = "biuf"
+"""NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
+
 
 def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
     """Refuse a space of one env that rollouts cannot store; `kind` is `observation` or `action`.
@@ -92,7 +95,7 @@ def check_like(name: str, value: Any, like: Any, field: str) -> None:
         refuse_kind(name, field, getattr(value, "dtype", None), like.dtype)
 
 
-def check_vector(name: str, field: str, value: Any, num_envs: int, kinds: str) -> Tensor:
+def check_vector(name: str, field: str, value: Any, num_envs: int, kinds: str = KINDS) -> Tensor:
     """Return a result of a batched torch env if it is a tensor [N] of these dtype kinds.
 
     Raises:
@@ -243,10 +246,6 @@ def shortened(value: Any) -> str:
         return f"an array of shape {list(value.shape)} and dtype {value.dtype}"
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-KINDS = "biuf"
-"""NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
 
 
 def _check_array(name: str, value: Any, space: gymnasium.Space[Any], field: str) -> None:

@@ -26,8 +26,6 @@ from lightning_rl.buffers.columns import available_bytes as available_bytes
 from lightning_rl.buffers.replay_buffer import ASIDE as ASIDE
 from lightning_rl.buffers.replay_files import CURE as CURE
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER as REPLAY_FOLDER
-from lightning_rl.buffers.segments import check_fits as check_fits
-from lightning_rl.buffers.waiting import LOOK_SECONDS as LOOK_SECONDS
 from lightning_rl.optim.update import Objective as Objective
 from lightning_rl.optim.update import OptimizerFactory as OptimizerFactory
 from lightning_rl.optim.update import Update as Update

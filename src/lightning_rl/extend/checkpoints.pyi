@@ -12,7 +12,6 @@ from lightning_rl.checkpoints.trust import checked_config as checked_config
 from lightning_rl.deploy.acting import TrainedPolicy as TrainedPolicy
 from lightning_rl.deploy.acting import executed_tensors as executed_tensors
 from lightning_rl.deploy.loading import Trained as Trained
-from lightning_rl.deploy.loading import env_of as env_of
 from lightning_rl.deploy.loading import load_trained as load_trained
 from lightning_rl.system.saved_runs import CHECKPOINTS as CHECKPOINTS
 from lightning_rl.system.saved_runs import find_checkpoint as find_checkpoint

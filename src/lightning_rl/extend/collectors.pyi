@@ -1,6 +1,5 @@
 """Parts of collectors: the stepping loop, evaluation, statistics."""
 
-from lightning_rl.collectors.ahead import ChunksAhead as ChunksAhead
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS as MAX_EPISODE_STEPS
 from lightning_rl.collectors.evaluation import action_function as action_function
 from lightning_rl.collectors.evaluation import generators_of as generators_of
@@ -16,9 +15,7 @@ from lightning_rl.collectors.loop import segments_for as segments_for
 from lightning_rl.collectors.statistics import EpisodeStatistics as EpisodeStatistics
 from lightning_rl.collectors.weights import acting_copy as acting_copy
 from lightning_rl.collectors.weights import changing_weights as changing_weights
-from lightning_rl.system.process import computing_alike as computing_alike
-from lightning_rl.system.process import flush_denormals as flush_denormals
-from lightning_rl.system.process import flushes_denormals as flushes_denormals
+from lightning_rl.system.process import Computing as Computing
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint as BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of as algorithm_of
 from lightning_rl.training.callbacks.typed import data_of as data_of

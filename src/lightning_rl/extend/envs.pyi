@@ -3,7 +3,6 @@
 from lightning_rl.envs.chunk_wrapper import single as single
 from lightning_rl.envs.chunks import WrapsSingleEnvs as WrapsSingleEnvs
 from lightning_rl.envs.events import Event as Event
-from lightning_rl.envs.events import Function as Function
 from lightning_rl.envs.events import Term as Term
 from lightning_rl.envs.factories import EnvFactory as EnvFactory
 from lightning_rl.envs.factories import env_factory as env_factory
@@ -13,13 +12,11 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import (
 )
 from lightning_rl.envs.infos import EXECUTED_ACTION as EXECUTED_ACTION
 from lightning_rl.envs.infos import INTERVENED as INTERVENED
-from lightning_rl.envs.infos import TREES as TREES
 from lightning_rl.envs.infos import InfoReader as InfoReader
 from lightning_rl.envs.infos import report_intervention as report_intervention
 from lightning_rl.envs.infos import to_tensors as to_tensors
 from lightning_rl.envs.other_libraries import replacement as replacement
 from lightning_rl.envs.pictures import one_picture as one_picture
-from lightning_rl.envs.step_results import KINDS as KINDS
 from lightning_rl.envs.step_results import bounds_of as bounds_of
 from lightning_rl.envs.step_results import check_vector as check_vector
 from lightning_rl.envs.step_results import name_of as name_of
@@ -31,7 +28,6 @@ from lightning_rl.envs.torch.counter_random import key_of as key_of
 from lightning_rl.envs.torch.counter_random import seeds_of as seeds_of
 from lightning_rl.envs.torch.counter_random import uniforms as uniforms
 from lightning_rl.envs.torch.torch_env import Transition as Transition
-from lightning_rl.envs.vector_env import PENALTY_FIELD as PENALTY_FIELD
 from lightning_rl.envs.vector_env import RESULTS as RESULTS
 from lightning_rl.envs.vector_env import Info as Info
 from lightning_rl.envs.vector_env import Observation as Observation
@@ -41,10 +37,7 @@ from lightning_rl.envs.vector_env import Seed as Seed
 from lightning_rl.envs.vector_env import interventions as interventions
 from lightning_rl.envs.vector_env import wrap_arrays as wrap_arrays
 from lightning_rl.envs.watch import EnvWatch as EnvWatch
-from lightning_rl.system.machine import MachineSettings as MachineSettings
 from lightning_rl.system.machine import offscreen_renderer as offscreen_renderer
-from lightning_rl.system.machine import settings as settings
 from lightning_rl.system.phases import PhaseTimer as PhaseTimer
-from lightning_rl.system.phases import no_phases as no_phases
 
 __all__: list[str]

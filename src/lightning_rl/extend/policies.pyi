@@ -13,7 +13,6 @@ from lightning_rl.policies.distributions.base import choose as choose
 from lightning_rl.policies.distributions.base import gumbel_ as gumbel_
 from lightning_rl.policies.distributions.base import summed as summed
 from lightning_rl.policies.distributions.base import widened as widened
-from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI as HALF_LOG_TWO_PI
 from lightning_rl.policies.distributions.gaussians import (
     StateStdTanhGaussian as StateStdTanhGaussian,
 )
@@ -29,16 +28,11 @@ from lightning_rl.policies.networks.q_networks import refuse_batch as refuse_bat
 from lightning_rl.policies.normalization import RunningMoments as RunningMoments
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy as PerceptronPolicy
 from lightning_rl.policies.precision import autocast as autocast
-from lightning_rl.policies.precision import in_float32 as in_float32
 from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
 from lightning_rl.policies.weights import KeyReport as KeyReport
 from lightning_rl.policies.weights import check_report as check_report
-from lightning_rl.policies.weights import extra as extra
-from lightning_rl.policies.weights import fill_with_weights as fill_with_weights
 from lightning_rl.policies.weights import fitting as fitting
 from lightning_rl.policies.weights import load_weights as load_weights
-from lightning_rl.policies.weights import one_message as one_message
-from lightning_rl.policies.weights import quiet as quiet
 from lightning_rl.policies.weights import refuse_adapter as refuse_adapter
 from lightning_rl.policies.weights import weights_at as weights_at
 

@@ -1,7 +1,6 @@
 """Act in bfloat16, as updates do under autocast; otherwise the first ratios would differ from 1."""
 
 import torch
-from torch import Tensor
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
@@ -9,8 +8,3 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast(
         device.type, dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
     )
-
-
-def in_float32(tensor: Tensor) -> torch.autocast:
-    """Return a context without autocast on the device of a tensor [...]."""
-    return torch.autocast(tensor.device.type, enabled=False)

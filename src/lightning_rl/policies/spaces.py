@@ -3,7 +3,6 @@
 from typing import Any
 
 from gymnasium import spaces
-from tensordict import TensorDict
 
 from lightning_rl.policies.base import Policy
 from lightning_rl.rollout.spaces import SpaceData, space_data
@@ -21,11 +20,3 @@ def fits(inner: spaces.Space[Any], outer: spaces.Space[Any]) -> bool:
         children = outer.spaces if isinstance(outer, spaces.Dict) else {}
         return all(key in children and fits(child, children[key]) for key, child in inner.items())
     return (inner.shape, inner.dtype) == (outer.shape, outer.dtype)
-
-
-def part_for(space: spaces.Space[Any], observation: Any) -> Any:
-    """Return the entries of observations [*batch, ...] that are in a space."""
-    if not isinstance(space, spaces.Dict):
-        return observation
-    parts = {key: part_for(child, observation[key]) for key, child in space.items()}
-    return TensorDict(parts, observation.batch_size)

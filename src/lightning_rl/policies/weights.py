@@ -1,15 +1,13 @@
 """Read weights as data, and compare them with a model's."""
 
-import importlib
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.errors import ConfigurationError, import_extra, require
 from lightning_rl.system.files import expanded, read_json
 from lightning_rl.system.tensors import load_tensors
 
@@ -36,20 +34,6 @@ class KeyReport(NamedTuple):
     def __str__(self) -> str:
         kinds = zip(("missing", "unexpected", "of another shape"), self, strict=True)
         return "; ".join(f"{len(k)} {name}: {', '.join(k[:5])}" for name, k in kinds if k)
-
-
-def fill_with_weights(
-    model: nn.Module, path: str, strict: bool = True, setting: str = "path"
-) -> None:
-    """Load a file or a directory of weights into a model.
-
-    `strict` refuses weights with other names or shapes; otherwise warn. `setting` is for messages.
-
-    Raises:
-        ConfigurationError: if there are no weights, or they do not fit.
-    """
-    weights = weights_at(path, setting)
-    model.load_state_dict(fitting(model.state_dict(), weights, path, strict), strict=False)
 
 
 def weights_at(path: str, setting: str) -> dict[str, Tensor]:
@@ -131,7 +115,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     require(path.is_file(), f"{path} is not a regular file: it is not read.")
     try:
         if path.suffix == ".safetensors":
-            return dict(extra("safetensors.torch").load_file(path))
+            return dict(
+                import_extra(
+                    "safetensors.torch", "Needed here: pip install -e '.[vla]'."
+                ).load_file(path)
+            )
         content = load_tensors(path, map_location="cpu")
     except ConfigurationError:
         raise
@@ -175,50 +163,3 @@ def check_report(report: KeyReport, source: str, strict: bool | None) -> None:
     # None, unlike False, means that the caller has no setting `strict`.
     require(strict is False, f"{text} Load the model they were saved from{cure}.")
     warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
-
-
-@contextmanager
-def one_message(beginning: str) -> Iterator[None]:
-    """Replace errors of libraries by one message that starts with `beginning`.
-
-    Raises:
-        ConfigurationError: instead of any other error in the block.
-    """
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigurationError(f"{beginning}: {reason}") from error
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Hide progress bars and advice of transformers."""
-    log = transformers.utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
-
-
-def extra(name: str) -> Any:
-    """Import a module of the extra `vla`.
-
-    Raises:
-        ConfigurationError: if the import fails.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{name.split('.')[0]} is needed here, but cannot be used ({error}): pip install "
-            "-e '.[vla]'. If the error names torchvision, uninstall torchvision, which is "
-            "not needed: a build for another torch version breaks the import."
-        ) from error

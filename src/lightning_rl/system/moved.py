@@ -31,7 +31,7 @@ MODULES = {
         "recap": "value_fit",
     },
     "buffers": {"algorithms": "hindsight"},
-    "collectors": {"remote": "ray"},
+    "collectors": {"datasets": "ahead", "remote": "ray"},
     "envs": {"tasks": "probes"},
     "envs.gymnasium": {"simulators": "envpool_env"},
     "envs.people": {"tasks": "gym_hil"},

@@ -8,10 +8,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 
 from lightning_rl.system.errors import EnvFaultError
+from lightning_rl.system.machine import MachineSettings, settings
 from lightning_rl.system.output import tell
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -49,19 +51,27 @@ def flushes_denormals() -> bool:
     return float(smallest / 2) == 0.0
 
 
-def computing_alike() -> Callable[[], None]:
-    """Return a function for the start of a new thread, which then computes as this one does.
+class Computing(NamedTuple):
+    """How a thread computes: its number of threads, denormals and optimisations of the process.
 
-    It sets the number of threads and the treatment of denormals. Matrix products of a new thread
-    take all cores until torch has set the number there, and sum in another order on some CPUs.
+    Matrix products of a new thread take all cores until torch has set the number there, and sum in
+    another order on some CPUs.
     """
-    threads, flushed = torch.get_num_threads(), flushes_denormals()
 
-    def begin() -> None:
-        torch.set_num_threads(threads)
-        flush_denormals(flushed)
+    threads: int
+    flushes_denormals: bool
+    machine: MachineSettings
 
-    return begin
+    @classmethod
+    def here(cls) -> "Computing":
+        """Return how the calling thread computes."""
+        return cls(torch.get_num_threads(), flushes_denormals(), settings())
+
+    def apply(self) -> None:
+        """Make the calling thread, of this or another process, compute in this way."""
+        torch.set_num_threads(self.threads)
+        flush_denormals(self.flushes_denormals)
+        self.machine.apply()
 
 
 LAST_ACT_SECONDS = 2.0

@@ -11,7 +11,10 @@ from torch import Tensor
 from lightning_rl import ConfigurationError, Replay, ReplayBuffer
 from lightning_rl.extend.algorithms import ASIDE, Column
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.rollout import ACHIEVED, DESIRED, GoalFunction
+from lightning_rl.extend.rollout import GoalFunction
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+"""Keys of a goal env's observation."""
 
 Strategy = Literal["future", "final", "episode"]
 """Steps of an episode whose achieved goal becomes the goal of a sample."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from lightning_rl.extend.policies import (
     frozen_policy,
     noise_for,
 )
-from lightning_rl.extend.spaces import part_for
 
 BASE_ACTION = "base_action"
 """Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""
@@ -223,3 +223,11 @@ def _inputs(td: TensorDict, base_action: Tensor) -> TensorDict:
     keys = {OBSERVATION: observation} if alone else dict(observation.items())
     inputs = TensorDict({**keys, BASE_ACTION: base_action}, td.batch_size)
     return TensorDict({"observation": inputs}, td.batch_size)
+
+
+def part_for(space: spaces.Space[Any], observation: Any) -> Any:
+    """Return the entries of observations [*batch, ...] that are in a space."""
+    if not isinstance(space, spaces.Dict):
+        return observation
+    parts = {key: part_for(child, observation[key]) for key, child in space.items()}
+    return TensorDict(parts, observation.batch_size)

@@ -1,6 +1,7 @@
 """Collect rollouts of demonstrations: from a dataset, or from the env's expert."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.extend.envs import PhaseTimer, no_phases, single
+from lightning_rl.extend.envs import PhaseTimer, single
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.rollout import allocate_rollout, clear_final_observations, map_tree
 from lightning_rl.extensions.datasets.ends import Ends
@@ -238,7 +239,7 @@ def _tokenizer_for(
 
 @torch.no_grad()
 def expert_episodes(
-    env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = no_phases
+    env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = nullcontext
 ) -> Iterator[Episode]:
     """Play episodes of single actions by the env's own expert, N in parallel.
 

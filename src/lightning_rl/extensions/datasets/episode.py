@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.envs import PENALTY_FIELD
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import (
     FieldSpec,
@@ -103,7 +102,7 @@ class Episode:
     ) -> TensorDict:
         """Return the episode as a rollout [1, L+1] of single actions, for `Replay.extend`."""
         fields: dict[str, FieldSpec] = dict.fromkeys(("continues", STEPS[-1]), ((), torch.bool))
-        fields |= PENALTY_FIELD if "penalty" in self.extra else {}
+        fields |= {"penalty": ((), torch.float32)} if "penalty" in self.extra else {}
         spaces = (observation_space, action_space)
         rollout = allocate_rollout(*spaces, 1, len(self), extra_fields=fields)
         self.write_into(rollout, 0)

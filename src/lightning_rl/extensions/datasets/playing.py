@@ -1,6 +1,7 @@
 """Play many episodes of single actions in parallel by a trained policy, in chunks or not."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
@@ -20,7 +21,6 @@ from lightning_rl.extend.envs import (
     Observation,
     PhaseTimer,
     interventions,
-    no_phases,
     refuse_missing_end,
     single,
 )
@@ -142,7 +142,7 @@ def play_side_by_side(
     choose: ActionFunction,
     seeds: Sequence[int],
     max_steps: int,
-    calls: PhaseTimer = no_phases,
+    calls: PhaseTimer = nullcontext,
 ) -> Iterator[Episode]:
     """Play one episode per seed in parallel, and yield them in the order of `seeds`.
 

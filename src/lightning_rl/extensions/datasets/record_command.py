@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import gymnasium
 from jsonargparse import Namespace
@@ -27,25 +27,20 @@ from lightning_rl.extend.cli import (
     NEEDED,
     CommandLine,
     Option,
-    accept_plain_numpy_numbers,
-    asks_for_help,
-    check_names,
-    check_options,
-    explained_refusals,
     find_config,
     handle_signals,
     is_trusted,
     normalize_options,
     only_allowed_imports,
-    option_parser,
+    parse_classes,
     read_config,
     value_of,
-    without,
 )
-from lightning_rl.extend.collectors import ActionFunction, ChunksAhead, action_function
+from lightning_rl.extend.collectors import ActionFunction, action_function
 from lightning_rl.extend.envs import EnvFactory, make_env, single
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import tell, tell_from_handler
+from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
     Recorded,
@@ -104,7 +99,9 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
     try:
         options = normalize_options(options)
         config = value_of("--config", options) or value_of("-c", options)
-        other_options = without("--config", without("-c", options))
+        other_options = [
+            option for option in options if option.partition("=")[0] not in ("--config", "-c")
+        ]
         checkpoint = value_of("--ckpt_path", options)
         trusted = is_trusted(options)
         # The checkpoint is trusted only on request, so its env's class is imported under the same
@@ -328,22 +325,13 @@ def chunk_size_of(space: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    accept_plain_numpy_numbers()
-    check_names("record", arguments, OPTIONS)
-    kinds = {name: option.kind for name, option in OPTIONS.items()}
-    parser = option_parser("record", DESCRIPTION, OPTIONS)
-    if asks_for_help(arguments):
-        # This prints the help and exits.
-        parser.parse_args(arguments)
-    checked = check_options(arguments, kinds)
-    with explained_refusals():
-        settings = parser.instantiate(parser.parse_object(checked))
+    settings = parse_classes("record", DESCRIPTION, OPTIONS, arguments)
     require(
         settings.data.env is not None,
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "
         "GymnasiumEnv --data.env.id CartPole-v1.",
     )
-    return cast(Namespace, settings)
+    return settings
 
 
 def _env_option(config: Path) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.checkpoints import Trained, env_of, load_trained
+from lightning_rl.extend.checkpoints import Trained, load_trained
 from lightning_rl.extend.cli import FOR_CHECKPOINTS, NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, shown, tell
@@ -60,7 +60,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     # An env may need a machine or a package that is not here; then only its metadata is missing.
     env, why_none = None, ""
     try:
-        env = env_of(run)
+        env = trained.env()
     except ConfigurationError as error:
         why_none = str(error)
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.checkpoints import present_settings
-from lightning_rl.extend.envs import Event, Function, Term
+from lightning_rl.extend.envs import Event, Term
 from lightning_rl.extend.errors import check_range, closest, imported, is_import_path, require
 from lightning_rl.extensions.managers import functions
 from lightning_rl.extensions.managers.view import EnvView
@@ -254,7 +254,7 @@ class BoundTerm:
         require(not missing, f"{label} needs the parameters {', '.join(missing)} in `params`.")
 
 
-def function_of(term: Function | None, label: str) -> Any:
+def function_of(term: str | Callable[..., Any] | None, label: str) -> Any:
     """Return a function or a class for its import path or short name; `label` is for messages.
 
     Raises:

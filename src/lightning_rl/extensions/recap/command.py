@@ -22,14 +22,12 @@ from lightning_rl.extend.cli import (
     NEEDED,
     CommandLine,
     Option,
-    check_options,
     check_run,
-    explained_refusals,
     find_config,
     is_trusted,
     normalize_options,
     only_allowed_imports,
-    option_parser,
+    parse_classes,
     parse_options,
     read_config,
 )
@@ -440,8 +438,7 @@ def _factory(env: Any) -> EnvFactory:
     option = {"data.env": Option(EnvFactory, NEEDED, "the env")}
     text = env if isinstance(env, str) else json.dumps(env)
     # Parsed like a typed option, so that a wrong setting gets the same message.
-    checked = check_options([f"--data.env={text}"], {"data.env": EnvFactory})
-    parser = option_parser("recap", DESCRIPTION, option)
-    with explained_refusals():
-        namespace = parser.instantiate(parser.parse_object(checked))
-    return namespace.data.env  # type: ignore[no-any-return]  # a namespace
+    factory: EnvFactory = parse_classes(
+        "recap", DESCRIPTION, option, [f"--data.env={text}"]
+    ).data.env
+    return factory

@@ -19,29 +19,17 @@ from torch import Tensor
 
 from lightning_rl import Collector, CollectorContext, ConfigurationError, Policy, VectorEnv
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import BufferClosed, check_fits
+from lightning_rl.extend.algorithms import BufferClosed
 from lightning_rl.extend.collectors import (
+    Computing,
     EpisodeSettings,
     EpisodeStatistics,
     RolloutLoop,
     acting_copy,
     changing_weights,
-    computing_alike,
-    flush_denormals,
-    flushes_denormals,
     segments_for,
 )
-from lightning_rl.extend.envs import MachineSettings, settings
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.rollout import (
-    clear_bootstrap_slot,
-    copy_rollout,
-    final_storage,
-    first_steps,
-    map_tree,
-    rollout_from,
-    time_major,
-)
 from lightning_rl.extensions.remote.ray_cluster import (
     Connection,
     check_versions,
@@ -164,7 +152,9 @@ class RayCollector(Collector):
             self._start()
         while True:
             received = self._remotes.take()
-            rollout, notes = self._copy_into_storage(received.value)
+            # Received arrays are read-only memory of Ray.
+            rollout = self._segment.receive(_from_message(received.value["rollout"]))
+            notes = received.value["notes"]
             # Without the bootstrap slot, in which no action is taken.
             oldest = int(rollout["policy_version"][:, :-1].min())
             self._staleness = int(self.policy.version) - oldest
@@ -181,17 +171,6 @@ class RayCollector(Collector):
         statistics = self._statistics_of[received.origin]
         return self.count_rollout(rollout, notes["envs_were_reset"], notes["reports"], statistics)
 
-    def _copy_into_storage(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
-        fields = _from_message(message["rollout"])
-        finals = fields.pop("final_observation")
-        # Messages are time-major. Copy them, because their arrays are read-only memory of Ray.
-        fields = map_tree(lambda leaf: leaf.transpose(0, 1), fields)
-        source = rollout_from(fields | {"final_observation": finals})
-        check_fits(self._segment, source)
-        rollout = first_steps(self._segment.rollout, source.batch_size[1] - 1)
-        copy_rollout(rollout, source)
-        return rollout, message["notes"]
-
     def _start(self) -> None:
         setup = Setup(
             self.context.make_env,
@@ -201,9 +180,7 @@ class RayCollector(Collector):
             self.context.episode_settings,
             self.context.env_steps_before,
             len(self._remotes.remotes),
-            torch.get_num_threads(),
-            flushes_denormals(),
-            settings(),
+            Computing.here(),
         )
         self._cluster.connect(setup)
         self._publish()
@@ -292,9 +269,7 @@ class Setup(NamedTuple):
     episode_settings: EpisodeSettings
     env_steps_before: int
     num_loops: int
-    num_threads: int
-    flush_denormal: bool
-    machine: MachineSettings
+    computing: Computing
 
 
 class RayCluster(Cluster):
@@ -473,10 +448,8 @@ class RayActor:
         """
         setup = _unpacked(packed, versions)
         assert setup.make_env is not None
-        torch.set_num_threads(setup.num_threads)
-        setup.machine.apply()
-        flush_denormals(setup.flush_denormal)
-        self._compute_alike = computing_alike()
+        self._computing = setup.computing
+        self._computing.apply()
         # Ray leaves this variable empty for an actor that has reserved no GPU.
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
@@ -500,7 +473,7 @@ class RayActor:
 
     def collect(self, number: int) -> tuple[Any, Any]:
         """Wait for a publication; return a rollout and the state after it, None after `stop`."""
-        self._compute_alike()
+        self._computing.apply()
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)
         try:
@@ -508,13 +481,11 @@ class RayActor:
             steps, notes = self._loop.run(self._segment)
         except BufferClosed:  # the learner ignores the result
             return None, None
-        clear_bootstrap_slot(self._segment.steps[steps])
-        rollout = first_steps(self._segment.rollout, steps)
-        # Time-major, as in memory, because Ray copies non-contiguous arrays twice.
-        fields: dict[str, Any] = time_major(rollout.exclude("final_observation")).to_dict()
-        fields["final_observation"] = final_storage(rollout).in_use()
         notes["reports_success"] = self._loop.reports_success
-        return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
+        return {
+            "rollout": _to_message(self._segment.sent(steps)),
+            "notes": notes,
+        }, self._loop.state_dict()
 
     def publish(self, weights: dict[str, Any], number: int) -> None:
         """Receive weights by name, unless newer weights have arrived."""

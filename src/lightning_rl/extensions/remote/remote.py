@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.algorithms import LOOK_SECONDS, BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.extend.algorithms import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.extend.errors import EnvFaultError
+
+LOOK_SECONDS = 0.5
+"""Maximum of a single wait, in seconds: Python runs no signal handler during a wait."""
 
 MOST_SENT = 8
 """Maximum number of collectors per publication: each call takes about a millisecond."""

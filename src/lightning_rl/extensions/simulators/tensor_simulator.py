@@ -12,8 +12,6 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv
 from lightning_rl.extend.envs import (
-    KINDS,
-    TREES,
     Info,
     Observation,
     Options,
@@ -202,7 +200,7 @@ class TensorSimulator(VectorEnv):
         }
         if "success" in results and "fail" in results:
             results["success"] = results["success"] & ~results["fail"]
-        for kind in TREES:
+        for kind in ("rewards", "metrics"):
             if isinstance(report.get(kind), Mapping | TensorDict):
                 numbers = {
                     name: self._numbers(f"info {kind}.{name}", self._per_env(value))
@@ -236,7 +234,7 @@ class TensorSimulator(VectorEnv):
         return value.expand(self.num_envs) if single else value
 
     def _numbers(self, field: str, value: Any) -> Tensor:
-        return check_vector(self._name, field, value, self.num_envs, KINDS).float()
+        return check_vector(self._name, field, value, self.num_envs).float()
 
     def _flags(self, field: str, value: Any) -> Tensor:
         return check_vector(self._name, field, value, self.num_envs, "bi").bool()

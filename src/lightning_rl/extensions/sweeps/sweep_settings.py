@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_rl.extend.cli import HelpFormatter, OptionParser, UsageError, explained_refusals
+from lightning_rl.extend.cli import Option, UsageError, explained_refusals, option_parser
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.files import expanded, read_text, read_yaml
 
@@ -67,21 +68,17 @@ class SweepSettings:
     seed: int = 1
 
 
-def sweep_parser() -> OptionParser:
+def sweep_parser() -> LightningArgumentParser:
     """Return the parser of `rl-cli sweep`, without the options of `fit`."""
-    parser = OptionParser(
-        prog="rl-cli sweep",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
-        "...]",
-        description=(
-            "Train with several seeds and settings, several trials at a time. Other options are "
-            "passed to fit for all trials."
-        ),
+    parser = option_parser(
+        "sweep",
+        "Train with several seeds and settings, several trials at a time. Other options are "
+        "passed to fit for all trials.",
+        {"resume": Option(str, None, "Directory of a sweep to resume, or last.")},
     )
-    parser.add_argument(
-        "--resume", type=str, default=None, help="Directory of a sweep to resume, or last."
+    parser.parser_mode = "yaml"
+    parser.usage = (
+        "rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE ...]"
     )
     parser.add_class_arguments(SweepSettings, "sweep")
     return parser

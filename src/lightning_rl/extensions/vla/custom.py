@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 from lightning_rl import ConfigurationError, Policy
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import (
-    HALF_LOG_TWO_PI,
-    RNG,
-    fill_with_weights,
-    noise_for,
-    one_message,
-    summed,
-)
+from lightning_rl.extend.policies import RNG, noise_for, summed
 from lightning_rl.extend.rollout import FieldSpec, allocate_rollout
 from lightning_rl.extensions.vla.adapters import with_fresh_adapter
 from lightning_rl.extensions.vla.backbone import members_of_lists
+from lightning_rl.extensions.vla.heads import HALF_LOG_TWO_PI
 from lightning_rl.extensions.vla.interface import has_method
 from lightning_rl.extensions.vla.loading import (
     away_from_first,
@@ -30,6 +24,7 @@ from lightning_rl.extensions.vla.loading import (
     import_model_class,
     instantiate_model,
 )
+from lightning_rl.extensions.vla.weights import fill_with_weights, one_message
 
 
 class CustomVLA(Policy):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import HALF_LOG_TWO_PI, mlp
+from lightning_rl.extend.policies import mlp
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
-from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
+from lightning_rl.extensions.vla.heads import HALF_LOG_TWO_PI, ActionHead, Level, Statistics
 from lightning_rl.functional import flow_matching_loss, flow_transition, interpolate
 
 FREQUENCIES = 4

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import HALF_LOG_TWO_PI, choose, gumbel_
+from lightning_rl.extend.policies import choose, gumbel_
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+"""Constant of the log-density of a normal distribution."""
 
 Level = Literal["token", "action", "chunk"]
 """Granularity of the log-prob: per number, per action or per chunk."""

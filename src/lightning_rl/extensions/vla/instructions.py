@@ -8,9 +8,9 @@ import numpy as np
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded
-from lightning_rl.extend.policies import extra
 from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Processors, find_local
+from lightning_rl.extensions.vla.weights import extra
 
 
 class InstructionTokenizer:

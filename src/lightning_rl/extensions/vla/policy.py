@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_rl import Policy
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import ABSENT, GUIDANCE, RNG, in_float32, noise_for
+from lightning_rl.extend.policies import ABSENT, GUIDANCE, RNG, noise_for
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.vla.adapters import with_fresh_adapter
@@ -360,3 +360,8 @@ def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorD
         for key, child in space.items()
     }
     return TensorDict(zeros, [1])
+
+
+def in_float32(tensor: Tensor) -> torch.autocast:
+    """Return a context without autocast on the device of a tensor [...]."""
+    return torch.autocast(tensor.device.type, enabled=False)

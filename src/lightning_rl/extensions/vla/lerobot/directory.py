@@ -13,13 +13,20 @@ from torch import Tensor, nn
 
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.files import expanded, read_json, write_atomically
-from lightning_rl.extend.policies import extra, fitting, refuse_adapter, weights_at
+from lightning_rl.extend.policies import fitting, refuse_adapter, weights_at
+from lightning_rl.extensions.vla.weights import extra
 
 KINDS = ("act", "diffusion", "smolvla")
 """Types of policies that are read."""
 
-STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
-"""LeRobot's names of features."""
+STATE: str = "observation.state"
+"""LeRobot's name of the state of the robot."""
+
+ENVIRONMENT: str = "observation.environment_state"
+"""LeRobot's name of the state of the env."""
+
+ACTION: str = "action"
+"""LeRobot's name of actions."""
 
 VERSION = "0.6.1"
 """Version of LeRobot whose directories the tests read and write."""

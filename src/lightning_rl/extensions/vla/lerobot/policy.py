@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import config_of, do_weights_follow, require
 from lightning_rl.extend.files import expanded
-from lightning_rl.extend.policies import check_weights_are_numbers, one_message
+from lightning_rl.extend.policies import check_weights_are_numbers
 from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.vla.backbone import Backbone, Features
 from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
@@ -47,6 +47,7 @@ from lightning_rl.extensions.vla.lerobot.smolvla import (
 )
 from lightning_rl.extensions.vla.loading import freeze_matching
 from lightning_rl.extensions.vla.policy import ChunkPolicy
+from lightning_rl.extensions.vla.weights import one_message
 
 OF_KIND = {
     "act": ("log_std_init",),

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, read_json
-from lightning_rl.extend.policies import extra, one_message, quiet
 from lightning_rl.extensions.vla.adapters import add_fresh_adapter
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.flow import FlowHead, FlowSettings
@@ -24,6 +23,7 @@ from lightning_rl.extensions.vla.lerobot.directory import (
     refuse_unsupported,
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
+from lightning_rl.extensions.vla.weights import extra, one_message, quiet
 
 PROJECTIONS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),)
 """Layers that a LoRA adapter adapts by default."""

@@ -6,11 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from lightning_rl.collectors.loop import ActionFunction
-from lightning_rl.envs.vector_env import Observation
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.system.errors import check_range
-from lightning_rl.system.process import computing_alike
+from lightning_rl.extend.collectors import ActionFunction, Computing
+from lightning_rl.extend.envs import Observation
+from lightning_rl.extend.errors import check_range
+from lightning_rl.extend.rollout import map_tree
 
 
 class ChunksAhead:
@@ -38,7 +37,7 @@ class ChunksAhead:
         self._size = chunk_size
         self._execute = max(1, chunk_size // 2) if execute is None else execute
         # One thread for all episodes: two inferences must not overlap.
-        self._thread = ThreadPoolExecutor(1, "inference", computing_alike())
+        self._thread = ThreadPoolExecutor(1, "inference", Computing.here().apply)
         self.skipped: list[int] = []
         self.waited = 0
 
