@@ -21,7 +21,7 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.checks import check_description
 from lightning_rl.checkpoints.format import SPACES_KEY
-from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.managers.actions import EndEffectorPose, Position
 from lightning_rl.extensions.mujoco.model import import_mujoco

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
+from lightning_rl.checkpoints.format import (
+    CONFIG_KEY,
+    SPACES_KEY,
+    STATE_KEY,
+    read_checkpoint,
+    restoring,
+)
 from lightning_rl.checkpoints.own import is_own
 from lightning_rl.checkpoints.registry import NAMES
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
@@ -28,6 +34,22 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.texts import imported
+
+
+def run_settings(path: Path, trust_code: bool) -> dict[str, Any]:
+    """Return the configuration of a checkpoint's run.
+
+    Raises:
+        ConfigurationError: if the checkpoint has none, or one that is not trusted.
+    """
+    content = read_checkpoint(path, verify=False)
+    require(
+        CONFIG_KEY in content,
+        f"The checkpoint {path} does not say which env it was trained in: give --config or "
+        "--data.env.",
+    )
+    text = str(content[CONFIG_KEY])
+    return settings_of(text if trust_code else checked_config(text, path).config, path)
 
 
 class SavedRun:

@@ -97,14 +97,3 @@ def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
     raise ConfigurationError(
         f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
     )
-
-
-def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[Any]:
-    """Return the space of one action from the space of `count` actions; None: unchanged."""
-    if count is None:
-        return space
-    if isinstance(space, gymnasium.spaces.Box):
-        box = gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
-        return named(box, names_of(space))
-    assert isinstance(space, gymnasium.spaces.MultiDiscrete)
-    return gymnasium.spaces.Discrete(int(space.nvec[0]))

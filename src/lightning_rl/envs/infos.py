@@ -205,6 +205,21 @@ class InfoReader:
             ". Correct the env, or rename the key in a wrapper."
         )
 
+    @staticmethod
+    def to_tensors(report: EnvReport) -> dict[str, Any]:
+        """Convert reports to the tensors [N] of a `VectorEnv.step` info."""
+        tensors: dict[str, Any] = {}
+        success = report.get("success")
+        if success is not None and not np.isnan(success).all():
+            tensors["success"] = torch.from_numpy(np.nan_to_num(success) != 0)
+        for kind in TREES:
+            if report.get(kind):
+                tensors[kind] = {
+                    name: torch.from_numpy(array) for name, array in report[kind].items()
+                }
+        entries = report.get(KEPT, {})
+        return tensors | {name: torch.from_numpy(array) for name, array in entries.items()}
+
 
 def _numbers(values: Mapping[str, Any], name: str, rows: Any) -> tuple[Any, Any]:
     """Return the rows that report an entry, and their numbers; None if it is no numbers."""
@@ -220,19 +235,6 @@ def _numbers(values: Mapping[str, Any], name: str, rows: Any) -> tuple[Any, Any]
         numbers = [one_number(value) for value in array[rows]]
         return rows, None if None in numbers else np.array(numbers, float)
     return rows, array[rows] if array.dtype.kind in KINDS else None
-
-
-def to_tensors(report: EnvReport) -> dict[str, Any]:
-    """Convert reports to the tensors [N] of a `VectorEnv.step` info."""
-    tensors: dict[str, Any] = {}
-    success = report.get("success")
-    if success is not None and not np.isnan(success).all():
-        tensors["success"] = torch.from_numpy(np.nan_to_num(success) != 0)
-    for kind in TREES:
-        if report.get(kind):
-            tensors[kind] = {name: torch.from_numpy(array) for name, array in report[kind].items()}
-    entries = report.get(KEPT, {})
-    return tensors | {name: torch.from_numpy(array) for name, array in entries.items()}
 
 
 def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,7 +3,6 @@
 from lightning_rl.algorithms.action_parts import add_part_weights as add_part_weights
 from lightning_rl.algorithms.action_parts import part_weights_over_ranks as part_weights_over_ranks
 from lightning_rl.algorithms.action_parts import weigh_parts as weigh_parts
-from lightning_rl.algorithms.base import RankState as RankState
 from lightning_rl.algorithms.checks import check_batch_size as check_batch_size
 from lightning_rl.algorithms.checks import check_entropy as check_entropy
 from lightning_rl.algorithms.checks import check_sequences as check_sequences
@@ -13,7 +12,6 @@ from lightning_rl.algorithms.on_policy import epochs as epochs
 from lightning_rl.algorithms.on_policy import make_sampler as make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of as states_of
 from lightning_rl.algorithms.rollout_evaluation import write_values as write_values
-from lightning_rl.algorithms.sequence_sampler import SequenceLength as SequenceLength
 from lightning_rl.algorithms.sequence_sampler import most_minibatches as most_minibatches
 from lightning_rl.algorithms.sequence_sampler import steps_of as steps_of
 from lightning_rl.buffers.base import BufferClosed as BufferClosed
@@ -21,13 +19,11 @@ from lightning_rl.buffers.base import OfflineRewards as OfflineRewards
 from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
 from lightning_rl.buffers.base import WriterError as WriterError
-from lightning_rl.buffers.columns import Column as Column
 from lightning_rl.buffers.columns import available_bytes as available_bytes
 from lightning_rl.buffers.replay_buffer import ASIDE as ASIDE
 from lightning_rl.buffers.replay_files import CURE as CURE
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER as REPLAY_FOLDER
 from lightning_rl.optim.update import Objective as Objective
-from lightning_rl.optim.update import OptimizerFactory as OptimizerFactory
 from lightning_rl.optim.update import Update as Update
 from lightning_rl.optim.update import micro_batches as micro_batches
 from lightning_rl.system.lightning_private import (

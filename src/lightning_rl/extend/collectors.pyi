@@ -18,8 +18,6 @@ from lightning_rl.collectors.weights import changing_weights as changing_weights
 from lightning_rl.system.process import Computing as Computing
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint as BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of as algorithm_of
-from lightning_rl.training.callbacks.typed import data_of as data_of
 from lightning_rl.training.callbacks.video import VideoRecorder as VideoRecorder
-from lightning_rl.training.callbacks.video import draw_once as draw_once
 
 __all__: list[str]

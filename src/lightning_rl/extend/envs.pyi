@@ -1,6 +1,5 @@
 """Parts of envs: the types of their steps, what they report, random numbers."""
 
-from lightning_rl.envs.chunk_wrapper import single as single
 from lightning_rl.envs.chunks import WrapsSingleEnvs as WrapsSingleEnvs
 from lightning_rl.envs.events import Event as Event
 from lightning_rl.envs.events import Term as Term
@@ -14,7 +13,6 @@ from lightning_rl.envs.infos import EXECUTED_ACTION as EXECUTED_ACTION
 from lightning_rl.envs.infos import INTERVENED as INTERVENED
 from lightning_rl.envs.infos import InfoReader as InfoReader
 from lightning_rl.envs.infos import report_intervention as report_intervention
-from lightning_rl.envs.infos import to_tensors as to_tensors
 from lightning_rl.envs.other_libraries import replacement as replacement
 from lightning_rl.envs.pictures import one_picture as one_picture
 from lightning_rl.envs.step_results import bounds_of as bounds_of
@@ -22,13 +20,11 @@ from lightning_rl.envs.step_results import check_vector as check_vector
 from lightning_rl.envs.step_results import name_of as name_of
 from lightning_rl.envs.step_results import one_number as one_number
 from lightning_rl.envs.step_results import refuse_missing_end as refuse_missing_end
-from lightning_rl.envs.step_results import shortened as shortened
 from lightning_rl.envs.torch.counter_random import hash32 as hash32
 from lightning_rl.envs.torch.counter_random import key_of as key_of
 from lightning_rl.envs.torch.counter_random import seeds_of as seeds_of
 from lightning_rl.envs.torch.counter_random import uniforms as uniforms
 from lightning_rl.envs.torch.torch_env import Transition as Transition
-from lightning_rl.envs.vector_env import RESULTS as RESULTS
 from lightning_rl.envs.vector_env import Info as Info
 from lightning_rl.envs.vector_env import Observation as Observation
 from lightning_rl.envs.vector_env import Options as Options

@@ -18,10 +18,8 @@ from lightning_rl.policies.distributions.gaussians import (
 )
 from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
 from lightning_rl.policies.frozen import frozen_policy as frozen_policy
-from lightning_rl.policies.networks.encoders import EncoderFactory as EncoderFactory
 from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
-from lightning_rl.policies.networks.perceptron import Normalization as Normalization
 from lightning_rl.policies.networks.perceptron import mlp as mlp
 from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
 from lightning_rl.policies.networks.q_networks import refuse_batch as refuse_batch
@@ -30,7 +28,6 @@ from lightning_rl.policies.perceptron_policy import PerceptronPolicy as Perceptr
 from lightning_rl.policies.precision import autocast as autocast
 from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
 from lightning_rl.policies.weights import KeyReport as KeyReport
-from lightning_rl.policies.weights import check_report as check_report
 from lightning_rl.policies.weights import fitting as fitting
 from lightning_rl.policies.weights import load_weights as load_weights
 from lightning_rl.policies.weights import refuse_adapter as refuse_adapter

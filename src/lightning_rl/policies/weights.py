@@ -35,6 +35,20 @@ class KeyReport(NamedTuple):
         kinds = zip(("missing", "unexpected", "of another shape"), self, strict=True)
         return "; ".join(f"{len(k)} {name}: {', '.join(k[:5])}" for name, k in kinds if k)
 
+    def check(self, source: str, strict: bool | None) -> None:
+        """Refuse weights that do not fit, or warn; see `fitting`.
+
+        Raises:
+            ConfigurationError: unless `strict` is False, if there are differences.
+        """
+        if not any(self):
+            return
+        text = f"The weights in {source} do not fit the model: {self}."
+        cure = ", or set strict: false" if strict else ""
+        # None, unlike False, means that the caller has no setting `strict`.
+        require(strict is False, f"{text} Load the model they were saved from{cure}.")
+        warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
+
 
 def weights_at(path: str, setting: str) -> dict[str, Tensor]:
     """Read a file or a directory of weights; `setting` names the path in messages.
@@ -61,7 +75,7 @@ def fitting(
             caller without this setting.
     """
     report = compared(state, weights)
-    check_report(report, source, strict)
+    report.check(source, strict)
     return {k: v for k, v in weights.items() if k in state and k not in report.mismatched}
 
 
@@ -148,18 +162,3 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def _is_state_dict(value: Any) -> bool:
     tensors = isinstance(value, dict) and len(value) > 0
     return tensors and all(isinstance(tensor, Tensor) for tensor in value.values())
-
-
-def check_report(report: KeyReport, source: str, strict: bool | None) -> None:
-    """Refuse weights that do not fit, or warn; see `fitting`.
-
-    Raises:
-        ConfigurationError: unless `strict` is False, if the report is not empty.
-    """
-    if not any(report):
-        return
-    text = f"The weights in {source} do not fit the model: {report}."
-    cure = ", or set strict: false" if strict else ""
-    # None, unlike False, means that the caller has no setting `strict`.
-    require(strict is False, f"{text} Load the model they were saved from{cure}.")
-    warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)

@@ -34,7 +34,6 @@ from lightning_rl.envs.infos import (
     InfoReader,
     read_interventions,
     read_penalty,
-    to_tensors,
 )
 from lightning_rl.envs.pictures import one_picture
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
@@ -478,7 +477,7 @@ class GymnasiumEnv(VectorEnv):
             result |= {key: torch.from_numpy(array) for key, array in arrays.items()}
         if self.reports_penalty:
             result["penalty"] = torch.from_numpy(read_penalty(report, self.num_envs))
-        return result | to_tensors(report) if report else result
+        return result | InfoReader.to_tensors(report) if report else result
 
     def _final_rows(self, rows: np.ndarray) -> Any:
         """Copy rows that are not None into arrays [N, ...], which the next step overwrites."""

@@ -1,13 +1,15 @@
 """Analytic policy gradients: maximize returns by gradients through the env's steps."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_rl import ActorOnly, Algorithm, SyncCollector, TorchEnv
-from lightning_rl.extend.algorithms import Objective, OptimizerFactory
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.collectors import EpisodeSettings
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import TanhGaussian
@@ -52,7 +54,7 @@ class APG(Algorithm):
         learning_rate: float = 3e-3,
         lr_schedule: Literal["constant", "linear"] = "constant",
         max_grad_norm: float | None = 1.0,
-        optimizer: OptimizerFactory | None = None,
+        optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
         max_nonfinite_steps: int = 10,
         gamma: float = 0.99,
     ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -13,8 +13,6 @@ from lightning_rl import Algorithm, ConfigurationError, Policy
 from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import (
     Objective,
-    RankState,
-    SequenceLength,
     add_part_weights,
     check_batch_size,
     check_entropy,
@@ -100,7 +98,7 @@ class BehaviorCloning(Algorithm):
         ent_coef: float = 0.0,
         advantage_temperature: float | None = None,
         condition_dropout: float | None = None,
-        sequence_length: SequenceLength = None,
+        sequence_length: int | Literal["rollout"] | None = None,
         burn_in: int = 0,
         teacher: str | list[str] | None = None,
         teacher_key: str | None = None,
@@ -131,7 +129,7 @@ class BehaviorCloning(Algorithm):
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
-        self.sequence_length: SequenceLength = sequence_length
+        self.sequence_length = sequence_length
         self.burn_in = burn_in
         self.teacher = teacher
         self.teacher_key = teacher_key
@@ -286,11 +284,11 @@ class BehaviorCloning(Algorithm):
         relabelled: TensorDict = rollout.copy()
         return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 
-    def rank_state(self) -> RankState:
+    def rank_state(self) -> dict[str, Tensor | None]:
         teacher = self._teacher
         return super().rank_state() | ({} if teacher is None else teacher.memory)
 
-    def load_rank_state(self, state: RankState | None) -> None:
+    def load_rank_state(self, state: dict[str, Tensor | None] | None) -> None:
         super().load_rank_state(state)
         if state is not None and self._teacher is not None:
             saved = ((name, value) for name, value in state.items() if name.startswith("teacher"))

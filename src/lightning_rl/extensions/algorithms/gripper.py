@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl import SquashedActorCritic
 from lightning_rl.extend.errors import require
-from lightning_rl.extend.policies import RNG, Normalization, mlp, noise_for, refuse_batch, widened
+from lightning_rl.extend.policies import RNG, mlp, noise_for, refuse_batch, widened
 from lightning_rl.extend.spaces import StructuredActions
 
 CLOSE, STAY, OPEN = 0, 1, 2
@@ -56,7 +56,7 @@ class GripperActorCritic(SquashedActorCritic):
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (256, 256),
         *,
-        critic_normalization: Normalization = "none",
+        critic_normalization: Literal["none", "layer", "rms"] = "none",
         **kwargs: Any,
     ) -> None:
         refuse_batch(critic_normalization, "an arm with a gripper")

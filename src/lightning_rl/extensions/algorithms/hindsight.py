@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Replay, ReplayBuffer
-from lightning_rl.extend.algorithms import ASIDE, Column
+from lightning_rl.extend.algorithms import ASIDE
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import GoalFunction
 
@@ -77,8 +77,8 @@ class HindsightReplay(ReplayBuffer):
         spaces = observation_space, action_space
         super().__init__(*spaces, num_envs, device, seed, goals=goals, **kwargs)
         check_range("data.replay.share", share, minimum=0, maximum=1)
-        self._achieved: Column = ("observation", ACHIEVED)
-        self._desired: Column = ("observation", DESIRED)
+        self._achieved = ("observation", ACHIEVED)
+        self._desired = ("observation", DESIRED)
         specs = [self._observation.get(name) for name in (self._achieved, self._desired)]
         require(
             goals is not None and specs[0] is not None and specs[0] == specs[1],
@@ -136,7 +136,9 @@ class HindsightReplay(ReplayBuffer):
     def sequences(self, *args: Any, **kwargs: Any) -> Iterator[TensorDict]:
         return Replay.sequences(self, *args, **kwargs)  # refuses
 
-    def _samples(self, distances: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+    def _samples(
+        self, distances: Tensor, n_steps: int, gamma: float
+    ) -> dict[tuple[str, ...], Tensor]:
         fields = super()._samples(distances, n_steps, gamma)
         draws = torch.rand(2, len(distances), generator=self._generator, device=self._home)
         new = (draws[0] < self._share).nonzero().flatten()
@@ -185,7 +187,7 @@ class HindsightReplay(ReplayBuffer):
 
     def _earned(
         self, rows: Tensor, gamma: float, goal: Any = None
-    ) -> tuple[dict[Column, Tensor], Any, Tensor]:
+    ) -> tuple[dict[tuple[str, ...], Tensor], Any, Tensor]:
         earned, discount, terminated = super()._earned(rows, gamma)
         if goal is not None:
             achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
@@ -195,7 +197,7 @@ class HindsightReplay(ReplayBuffer):
             discount = torch.full_like(earned["reward",], gamma)
         return earned, discount, terminated
 
-    def _after(self, name: Column, rows: Tensor) -> Tensor:
+    def _after(self, name: tuple[str, ...], rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""
         final_index = self._ring[ASIDE].index_select(0, rows)
         # The observation after a step is in the next slot, unless the episode ended there.

@@ -1,6 +1,6 @@
 """Correct the actions of a frozen policy, within a bound."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from lightning_rl import ConfigurationError, Encoder, PerceptronEncoder, SquashedActorCritic
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import (
-    RNG,
-    EncoderFactory,
-    PolicyFactory,
-    frozen_policy,
-    noise_for,
-)
+from lightning_rl.extend.policies import RNG, PolicyFactory, frozen_policy, noise_for
 
 BASE_ACTION = "base_action"
 """Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""
@@ -71,8 +65,8 @@ class ResidualActorCritic(SquashedActorCritic):
         scale: float = 0.2,
         hidden_sizes: Sequence[int] = (256, 256),
         normalize_observation: bool = False,
-        encoder: EncoderFactory | None = None,
-        critic_encoder: EncoderFactory | None = None,
+        encoder: Callable[[gymnasium.Space[Any]], Encoder] | None = None,
+        critic_encoder: Callable[[gymnasium.Space[Any]], Encoder] | None = None,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
         trust_code: bool = False,
@@ -178,7 +172,11 @@ class _BesideBaseAction(Encoder):
         make: makes the encoder of the observation.
     """
 
-    def __init__(self, observation_space: gymnasium.Space[Any], make: EncoderFactory) -> None:
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        make: Callable[[gymnasium.Space[Any]], Encoder],
+    ) -> None:
         super().__init__(observation_space)
         spaces = dict(cast(gymnasium.spaces.Dict, observation_space).spaces)
         action = spaces.pop(BASE_ACTION)

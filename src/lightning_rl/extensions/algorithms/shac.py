@@ -1,6 +1,7 @@
 """Short-horizon actor-critic: gradients through the env's steps, and a value where they stop."""
 
 import copy
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -9,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
 
 from lightning_rl import ActorCritic
 from lightning_rl.extend.algorithms import (
     Objective,
-    OptimizerFactory,
     check_batch_size,
     epochs,
     make_sampler,
@@ -60,7 +61,7 @@ class SHAC(APG):
         policy: ActorCritic,
         *,
         critic_learning_rate: float | None = None,
-        optimizer: OptimizerFactory | None = None,
+        optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
         gae_lambda: float = 0.95,
         n_epochs: int = 16,
         batch_size: int = 512,

@@ -19,13 +19,7 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.extend.collectors import (
-    BestCheckpoint,
-    VideoRecorder,
-    algorithm_of,
-    data_of,
-    draw_once,
-)
+from lightning_rl.extend.collectors import BestCheckpoint, VideoRecorder, algorithm_of
 from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.files import expanded, remove_refused, write_atomically
@@ -91,7 +85,7 @@ class RunCheck(Callback):
         self.findings: list[Finding] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        algorithm, data = algorithm_of(pl_module), data_of(trainer)
+        algorithm, data = algorithm_of(pl_module), cast(RLDataModule, cast(Any, trainer).datamodule)
         data.close()  # so that only one set of envs exists
         env_check = EnvCheck(
             data.new_env,
@@ -323,7 +317,7 @@ class RunCheck(Callback):
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         records_video = any(isinstance(callback, VideoRecorder) for callback in callbacks)
         try:
-            height, width, _ = draw_once(data).shape
+            height, width, _ = VideoRecorder.draw_once(data).shape
         except Exception as error:  # a renderer may raise any error
             reason = str(error) if isinstance(error, ConfigurationError) else repr(error)
             text = f"it cannot be filmed: {reason}"

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from lightning_rl.extend.collectors import ActionFunction, Computing
 from lightning_rl.extend.envs import Observation
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extend.spaces import named, names_of
 
 
 class ChunksAhead:
@@ -82,3 +85,14 @@ class ChunksAhead:
     def close(self) -> None:
         """Wait for the current inference, and end the thread."""
         self._thread.shutdown(cancel_futures=True)
+
+
+def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[Any]:
+    """Return the space of one action from the space of `count` actions; None: unchanged."""
+    if count is None:
+        return space
+    if isinstance(space, gymnasium.spaces.Box):
+        box = gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+        return named(box, names_of(space))
+    assert isinstance(space, gymnasium.spaces.MultiDiscrete)
+    return gymnasium.spaces.Discrete(int(space.nvec[0]))

@@ -18,9 +18,10 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.extend.envs import PhaseTimer, single
+from lightning_rl.extend.envs import PhaseTimer
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.rollout import allocate_rollout, clear_final_observations, map_tree
+from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.playing import play_side_by_side

@@ -16,17 +16,11 @@ from lightning_rl.extend.collectors import (
     action_function,
     generators_of,
 )
-from lightning_rl.extend.envs import (
-    RESULTS,
-    Observation,
-    PhaseTimer,
-    interventions,
-    refuse_missing_end,
-    single,
-)
+from lightning_rl.extend.envs import Observation, PhaseTimer, interventions, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
 from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.episode import Episode
 
 
@@ -161,7 +155,7 @@ def play_side_by_side(
     finals: dict[int, Any] = {}  # by row
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     for info in playing:
-        slot = {key: getattr(playing, key) for key in RESULTS}
+        slot = {key: getattr(playing, key) for key in ("reward", "terminated", "truncated")}
         executed = interventions(env, playing.action, info)
         slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
         reports_success |= "success" in info

@@ -14,14 +14,7 @@ import gymnasium
 from jsonargparse import Namespace
 
 from lightning_rl import VectorEnv
-from lightning_rl.extend.checkpoints import (
-    CONFIG_KEY,
-    checked_config,
-    find_checkpoint,
-    load_trained,
-    read_checkpoint,
-    settings_of,
-)
+from lightning_rl.extend.checkpoints import find_checkpoint, load_trained, run_settings
 from lightning_rl.extend.cli import (
     FOR_CHECKPOINTS,
     NEEDED,
@@ -37,10 +30,10 @@ from lightning_rl.extend.cli import (
     value_of,
 )
 from lightning_rl.extend.collectors import ActionFunction, action_function
-from lightning_rl.extend.envs import EnvFactory, make_env, single
+from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import tell, tell_from_handler
-from lightning_rl.extensions.datasets.ahead import ChunksAhead
+from lightning_rl.extensions.datasets.ahead import ChunksAhead, single
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
     Recorded,
@@ -363,13 +356,4 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
     if checkpoint is None or names_env:
         return []
     path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
-    content = read_checkpoint(path, verify=False)
-    require(
-        CONFIG_KEY in content,
-        f"The checkpoint {path} does not say which env it was trained in: give --config or "
-        "--data.env.",
-    )
-    text = str(content[CONFIG_KEY])
-    if not trusted:
-        text = checked_config(text, path).config
-    return _env_in(settings_of(text, path), str(path))
+    return _env_in(run_settings(path, trusted), str(path))

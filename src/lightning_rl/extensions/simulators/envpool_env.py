@@ -21,7 +21,6 @@ from lightning_rl.extend.envs import (
     Options,
     Seed,
     seeds_of,
-    to_tensors,
     wrap_arrays,
 )
 from lightning_rl.extend.errors import closest, import_extra, require
@@ -104,7 +103,7 @@ class EnvPoolEnv(VectorEnv):
         result, info = _to_tensors(observation), {}
         done = terminated | truncated
         if self._reader.has_reports(numpy_info):
-            info = to_tensors(self._reader.read_arrays(numpy_info, done))
+            info = self._reader.to_tensors(self._reader.read_arrays(numpy_info, done))
         finished = np.flatnonzero(done)
         if finished.size:
             info["final_obs"] = result

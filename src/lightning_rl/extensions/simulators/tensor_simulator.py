@@ -20,7 +20,6 @@ from lightning_rl.extend.envs import (
     refuse_missing_end,
     replacement,
     seeds_of,
-    shortened,
 )
 from lightning_rl.extend.errors import EnvFaultError, closest, require
 from lightning_rl.extend.rollout import FieldSpec, map_tree
@@ -221,9 +220,11 @@ class TensorSimulator(VectorEnv):
         """Yield the means of numbers and tensors by rsl_rl's chart names."""
         for name, value in log.items():
             number = self._per_env(value)
-            kind = f"{self._name} returned info['log']['{name}'] as {shortened(value)}"
             if not isinstance(number, Tensor) or number.is_complex():
-                raise EnvFaultError(f"{kind}: return a number or a tensor of numbers.")
+                raise EnvFaultError(
+                    f"{self._name} returned info['log']['{name}'] as {value!r:.60} "
+                    f"({type(value).__name__}): return a number or a tensor of numbers."
+                )
             yield name if "/" in name else f"Episode/{name}", number.float().mean().to(self.device)
 
     def _per_env(self, value: Any) -> Any:

@@ -18,7 +18,7 @@ from lightning_rl import ConfigurationError
 from lightning_rl.extend import ranks
 from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, require
 from lightning_rl.extend.files import expanded, read_json
-from lightning_rl.extend.policies import KeyReport, check_report
+from lightning_rl.extend.policies import KeyReport
 from lightning_rl.extensions.vla.adapters import (
     add_fresh_adapter,
     add_saved_adapter,
@@ -280,7 +280,7 @@ def _from_directory(
     # The entries are names, or tuples that begin with the name, depending on the version.
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     report = KeyReport(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), mismatched)
-    check_report(report, path, strict)
+    report.check(path, strict)
     return cast(nn.Module, model)
 
 

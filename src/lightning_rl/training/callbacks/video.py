@@ -104,7 +104,7 @@ class VideoRecorder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Render once, to report problems early and to load the renderer before timing."""
         if trainer.is_global_zero:
-            self._attempt(lambda: draw_once(data_of(trainer)))
+            self._attempt(lambda: self.draw_once(data_of(trainer)))
         self._clock = _TimeShare(self.settings.max_share)
 
     def on_validation_batch_start(
@@ -254,6 +254,17 @@ class VideoRecorder(Callback):
             # Encoding takes CPU time from the training, too.
             self._clock.spent_behind += writing.result()
 
+    @staticmethod
+    def draw_once(data: RLDataModule) -> np.ndarray:
+        """Return a picture of the evaluation's first env after a reset: uint8 [H, W, 3]."""
+        env, calls = data.eval_env, data.eval_calls
+        with calls("make_renderable"):
+            env.make_renderable()
+        with calls("reset"):
+            env.reset(seed=data.eval_seed)
+        with calls("render"):
+            return _pictures(env, [0])[0]
+
 
 def _takes_videos(logger: Logger) -> bool:
     """Return whether a logger has `log_video(key, videos, step)`, as `WandbLogger` does."""
@@ -278,17 +289,6 @@ def _write(
         else:
             cast(Any, board).log_video("eval/video", [str(paths[0])], step=env_steps)
     return time.thread_time() - began
-
-
-def draw_once(data: RLDataModule) -> np.ndarray:
-    """Return a picture of the evaluation's first env after a reset: uint8 [H, W, 3]."""
-    env, calls = data.eval_env, data.eval_calls
-    with calls("make_renderable"):
-        env.make_renderable()
-    with calls("reset"):
-        env.reset(seed=data.eval_seed)
-    with calls("render"):
-        return _pictures(env, [0])[0]
 
 
 def _pictures(env: VectorEnv, rows: list[int]) -> list[np.ndarray]:
