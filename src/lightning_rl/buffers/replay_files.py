@@ -80,7 +80,7 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
         )
     try:
         content = load_tensors(path)
-        check_tensors(content, str(path))  # the file may come from somebody else
+        check_tensors(content, str(path))  # the file may come from another person
         valid = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
     except Exception as error:  # a damaged file raises many kinds of errors
         raise ConfigurationError(_damaged(path)) from error

@@ -100,7 +100,7 @@ def allocate_segments(
     # Time-major in memory, so a range of slots is contiguous.
     rollouts = [ring[:, i * slots : (i + 1) * slots] for i in range(count)]
     for rollout in rollouts:
-        allocate_final_storage(rollout, observation_space)  # slices would share that of the ring
+        allocate_final_storage(rollout, observation_space)  # slices share the ring's object
     return tuple(Segment(i, rollout, step_views(rollout)) for i, rollout in enumerate(rollouts))
 
 

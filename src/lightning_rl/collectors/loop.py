@@ -441,7 +441,7 @@ class RolloutLoop:
         seeds = sequence.generate_state(self._env.num_envs // size).repeat(size)
         with self._calls("reset"):
             observation, _ = self._env.reset(seed=seeds.tolist())
-        # Group-relative advantages compare the members: they must begin alike.
+        # Group-relative advantages compare the members, so all begin in the same state.
         if not _rows_equal(observation, size):
             raise ConfigurationError(
                 f"The {size} members of a group began their episodes in different states, though "

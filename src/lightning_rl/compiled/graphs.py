@@ -175,8 +175,7 @@ class Graphs:
 
     def _current_attributes(self) -> dict[str, Attribute]:
         snapshot = self._snapshot
-        # From cheap to dear: compare the root (1 µs), all known attributes, search all objects
-        # anew.
+        # The cheapest test first: the root (1 µs), then all known attributes; a new search last.
         is_current = self._is_fresh and snapshot is not None and snapshot.root_is_current()
         if snapshot is None or not (is_current or snapshot.refresh()):
             snapshot = self._snapshot = Snapshot(self._root, self._left_out)
@@ -240,7 +239,7 @@ class Graphs:
         for tensor, _, _ in recorder.reads:
             if any(tensor is number for number in numbers.values()):
                 raise RuntimeError("a Python decision depends on the number")
-        # Inductor's random numbers differ from those of the run's generators.
+        # Inductor has its own random numbers: the run's generators would have no effect.
         for node in traced.graph.nodes if self._cure_of_draws else ():
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise NoGraphError(

@@ -495,6 +495,7 @@ def rollout_state(rollout: TensorDict) -> dict[str, Any]:
     # Without the object that the rollout holds, which a file without pickles cannot store.
     fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
     device = rollout["final_index"].device
+    # Only the rows in use: the allocated ones may be many times as many.
     finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
     return fields | {"final_observation": finals}
 
@@ -616,7 +617,7 @@ def flat_transitions(
     check_time(rollout)
     slots = rollout.batch_size[1] - (0 if bootstrap else 1)
 
-    def flat(value: Any) -> Any:
+    def flat(value: Any) -> Any:  # a view, because storage is time-major
         """Swap, cut and flatten in one step instead of TensorDict's four."""
         if isinstance(value, TensorDict):
             fields = {key: flat(child) for key, child in value.items()}
@@ -689,5 +690,6 @@ def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
         reward: Tensor = rollout["reward"][:, :-1]
         return reward
     step_reward: Tensor = rollout["step_reward"][:, :-1]
+    # Rewards of unexecuted actions are 0.
     weights = gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)
     return (step_reward * weights).sum(-1)  # no matrix product, because autocast would round it
