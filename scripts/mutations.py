@@ -1564,7 +1564,7 @@ MUTATIONS = (
     Mutation(
         "system/runs.py",
         "a run replaces the checkpoints of another",
-        "        goes_on or not names,",
+        "        is_same_run or not names,",
         "        True,",
         "cli/test_commands.py",
     ),

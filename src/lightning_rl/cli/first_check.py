@@ -90,18 +90,18 @@ def resolved_options(
     """
     resolved = [_resolved(option) for option in normalize_options(options)]
     checkpoint, config = value_of("--ckpt_path", resolved), value_of("--config", resolved)
-    lacks = ""
+    requirement = ""
     if checkpoint is None and subcommand not in TRAINS:
-        lacks = "a trained policy: give --ckpt_path FILE, a run directory, last or best"
+        requirement = "a trained policy: give --ckpt_path FILE, a run directory, last or best"
     # The chain of `is` compares all three with None.
     elif checkpoint is config is value_of("--model", resolved) is None:
-        lacks = "a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
-        lacks += ", ".join(shipped_configs())
-    if lacks:
+        requirement = "a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
+        requirement += ", ".join(shipped_configs())
+    if requirement:
         merge_options(resolved)  # settings of another library, or a file that cannot be read
         if allowed:
             check_names(subcommand, resolved, allowed)
-        raise UsageError(f"{subcommand} needs {lacks}.")
+        raise UsageError(f"{subcommand} needs {requirement}.")
     return resolved
 
 

@@ -47,8 +47,8 @@ class TrainedPolicy:
         self.reset()
 
     def __repr__(self) -> str:
-        what = f"{type(self.module).__name__} of version {int(self.module.version)}"
-        return f"TrainedPolicy({what}, {self.observation_space} -> {self.action_space})"
+        label = f"{type(self.module).__name__} of version {int(self.module.version)}"
+        return f"TrainedPolicy({label}, {self.observation_space} -> {self.action_space})"
 
     def reset(self, rows: Any = None, seed: int = 0) -> None:
         """Begin episodes, and clear the policy's memory.
@@ -109,8 +109,8 @@ class TrainedPolicy:
         batch = tree if isinstance(tree, Tensor) else TensorDict(tree, [rows])
         batch = batch.to(policy.version.device)
         with autocast(policy.version.device, policy.autocast_dtype):
-            everyone = torch.ones(rows, dtype=torch.bool)
-            action = actor.choose(batch, everyone, deterministic=deterministic)
+            all_rows = torch.ones(rows, dtype=torch.bool)
+            action = actor.choose(batch, all_rows, deterministic=deterministic)
         of_tensors = first.device is not None
         executed = (
             executed_tensors(policy.action_space, action.to(first.device))
@@ -124,16 +124,16 @@ class TrainedPolicy:
         policy, actor = self.module, self._actor
         if not deterministic:
             # Row i always draws with seed + i: generators of existing rows continue.
-            new = range(self._seed + len(self._generators), self._seed + rows)
-            self._generators += generators_of(policy, new)
+            seeds = range(self._seed + len(self._generators), self._seed + rows)
+            self._generators += generators_of(policy, seeds)
         if actor is not None and actor.num_envs == rows:
             return actor
         count = 0 if actor is None else actor.num_envs
         # Correlated noise is a state too, but only for drawn actions.
-        goes_on = policy.is_recurrent or ("state" in policy.extra_fields and self._drawn)
+        has_state = policy.is_recurrent or ("state" in policy.extra_fields and self._drawn)
         self._drawn |= not deterministic
         require(
-            actor is None or not goes_on,
+            actor is None or not has_state,
             f"{type(policy).__name__} has a memory of {count} episodes, but the observation has "
             f"{rows} rows: call reset() when new episodes begin.",
         )

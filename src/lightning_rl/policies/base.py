@@ -537,5 +537,5 @@ class UniformActor(RolloutActor):
             # Step by step, because each state depends on the one before.
             for t in range(start, stop):
                 next_state = policy.get_action(steps[t].copy(), deterministic=True)["next_state"]
-                over = done[t].view(-1, *[1] * (next_state.dim() - 1))
-                states[t + 1].copy_(next_state.masked_fill(over, 0))
+                is_end = done[t].view(-1, *[1] * (next_state.dim() - 1))
+                states[t + 1].copy_(next_state.masked_fill(is_end, 0))

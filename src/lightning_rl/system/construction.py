@@ -97,9 +97,9 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     from lightning_rl.system.jsonargparse_private import parameters_of  # imports the parser
 
     settings = parameters_of(cls)
-    takes_more = any(argument.kind is argument.VAR_KEYWORD for argument in _arguments(cls))
-    keeps_them = takes_more and all(_is_own(setting, cls) for setting in settings.values())
-    return None if keeps_them else settings
+    has_kwargs = any(argument.kind is argument.VAR_KEYWORD for argument in _arguments(cls))
+    uses_kwargs = has_kwargs and all(_is_own(setting, cls) for setting in settings.values())
+    return None if uses_kwargs else settings
 
 
 class Configurable:

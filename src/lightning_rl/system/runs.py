@@ -115,11 +115,11 @@ def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
     """Refuse a new run in a directory that has checkpoints of another run."""
     folder = run_dir / CHECKPOINTS
     names = sorted(path.name for path in folder.glob("*.ckpt"))
-    goes_on = resumed in LIGHTNINGS_ALIASES or (
+    is_same_run = resumed in LIGHTNINGS_ALIASES or (
         resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     )
     require(
-        goes_on or not names,
+        is_same_run or not names,
         f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(names[:3])}. Resume it "
         f"(ckpt_path: {shown(folder / 'last.ckpt')}), or name another directory.",
     )

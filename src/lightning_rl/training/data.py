@@ -453,17 +453,17 @@ class RLDataModule(LightningDataModule):
             return
         states = saved.get("replays", [])
         if not states:
-            why = "the checkpoint was saved without it"
+            reason = "the checkpoint was saved without it"
         elif not getattr(self.trainer, "restore_replay", True):
-            why = "restore_replay is false"
+            reason = "restore_replay is false"
         elif len(states) != ranks.world_size():
-            why = f"the checkpoint has one for each of {len(states)} processes"
+            reason = f"the checkpoint has one for each of {len(states)} processes"
         else:
             with restoring("replay"):
                 self.replay.load_state_dict(states[rank], self._replays_restored)
             return
         rank_zero_warn(
-            f"The resumed run starts with an empty replay, because {why}: performance may drop "
+            f"The resumed run starts with an empty replay, because {reason}: performance may drop "
             "until it is filled, and the run will differ from an uninterrupted one."
         )
 

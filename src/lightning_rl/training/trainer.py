@@ -210,9 +210,9 @@ class RLTrainer(Trainer, Configurable):
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(user_callbacks, metrics, video, enable_progress_bar)
             if enable_checkpointing:
-                every, small = checkpoint_every_n_iterations, checkpoint_weights_only
-                package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
-                package += self._later_checkpoints(every, keep_checkpoints, small)
+                interval, weights_only = checkpoint_every_n_iterations, checkpoint_weights_only
+                package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, weights_only))
+                package += self._later_checkpoints(interval, keep_checkpoints, weights_only)
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
             with _readable():
@@ -468,11 +468,11 @@ def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
 
 
 def _refuse(settings: dict[str, Any]) -> None:
-    for name, (allowed, why) in REFUSED.items():
+    for name, (allowed, reason) in REFUSED.items():
         value = settings.get(name, allowed)
         require(
             value == allowed,
-            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {why}.",
+            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {reason}.",
         )
     _check_devices(settings.get("accelerator", "auto"), settings.get("devices", "auto"))
     strategy = settings.get("strategy")

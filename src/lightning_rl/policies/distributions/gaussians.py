@@ -96,10 +96,10 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
     if bounded.all():
         # Bounds of -1 and 1 are units already.
         return not bool(unit.all())
-    amiss = (is_low | is_high) & ~unit
+    unscaled = (is_low | is_high) & ~unit
     # Some entries have bounds: the user may expect that they are scaled.
-    if amiss.any():
-        entry = np.argwhere(amiss)[0].tolist()
+    if unscaled.any():
+        entry = np.argwhere(unscaled)[0].tolist()
         bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
         warnings.warn(
             f"Not every entry of the action space {space} has two bounds, low < high, so no entry "

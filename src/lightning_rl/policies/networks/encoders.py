@@ -254,16 +254,16 @@ class PictureEncoder(Encoder):
         batch = picture.shape[: picture.dim() - len(self._axes)]
         planes = self._planes(picture.reshape(-1, *picture.shape[len(batch) :]))
         # Pixels are bytes until here: rollouts and minibatches move a quarter of the memory.
-        scaled = planes.float()
+        pixels = planes.float()
         if self.normalizer is not None:
             # One pass over the pixels: division by 255, mean and deviation together.
-            scaled = torch.addcmul(self.shift, scaled, self.scale)
+            pixels = torch.addcmul(self.shift, pixels, self.scale)
         elif self._unit != 1.0:
-            scaled = scaled * self._unit
+            pixels = pixels * self._unit
         if self.resize is not None:
             size = list(self.resize)
-            scaled = F.interpolate(scaled, size, mode="bilinear", antialias=True)
-        features: Tensor = self.layers(scaled)
+            pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
+        features: Tensor = self.layers(pixels)
         return features.view(*batch, self.size)
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
@@ -272,8 +272,8 @@ class PictureEncoder(Encoder):
             return
         pictures = cast(Tensor, observation)
         # A few pictures, at regular intervals, have enough pixels.
-        every = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
-        sample = self._planes(pictures[::every])
+        step = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
+        sample = self._planes(pictures[::step])
         moments.update(sample.movedim(1, -1).flatten(0, -2).float() * self._unit)
         factor = (moments.var + PIXEL_EPS).rsqrt()
         self.scale.copy_((factor * self._unit)[:, None, None])

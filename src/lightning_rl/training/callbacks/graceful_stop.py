@@ -98,8 +98,8 @@ class GracefulStop(Callback):
         """Return whether to stop immediately, but not for a SIGTERM after another signal."""
         if self._received is None:
             return False
-        late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
-        is_repeated = self._received == number == signal.SIGTERM and late
+        is_late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
+        is_repeated = self._received == number == signal.SIGTERM and is_late
         return number == signal.SIGINT or is_repeated
 
     def _save_and_stop(self, trainer: Trainer, number: int | None) -> None:

@@ -48,25 +48,25 @@ class MemoryEstimate(Callback):
 def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict) -> dict[str, int]:
     """Return the bytes that training keeps, by part, estimated from the first rollout [N, T+1]."""
     algorithm, collector = algorithm_of(module), data_of(trainer).collector
-    trained = sum(local(p).nbytes for p in module.parameters() if p.requires_grad)
+    gradients = sum(local(p).nbytes for p in module.parameters() if p.requires_grad)
     assert collector is not None
     averages = 2 if isinstance(trainer.optimizers[0], torch.optim.Adam | torch.optim.AdamW) else 0
     policy = algorithm.policy
-    at_once = min(algorithm.batch_size, policy.micro_batch_size or CPU_MICRO_BATCH)
+    samples = min(algorithm.batch_size, policy.micro_batch_size or CPU_MICRO_BATCH)
     if policy.micro_batch_size is None and policy.version.device.type != "cpu":
-        at_once = algorithm.batch_size
+        samples = algorithm.batch_size
     try:
         sample_bytes = activation_bytes(policy, rollout)
     except Exception:  # an estimate must not end a run
         sample_bytes = 0
     weights = sum(local(t).nbytes for t in (*module.parameters(), *module.buffers()))
     return {
-        "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published
-        "gradients": trained,
-        "optimizer": averages * trained,
+        "weights": weights + (2 * gradients if collector.in_background else 0),  # acting, published
+        "gradients": gradients,
+        "optimizer": averages * gradients,
         "rollouts": (collector.num_rollouts + 1) * rollout.bytes()  # one more: the flat copy
         + collector.num_rollouts * final_storage(rollout).nbytes,
-        f"activations of {at_once} samples": at_once * sample_bytes,
+        f"activations of {samples} samples": samples * sample_bytes,
     }
 
 

@@ -133,8 +133,8 @@ class VideoRecorder(Callback):
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
         if not trainer.is_global_zero:
             return
-        asked_for = self.stage or str(getattr(trainer.state.fn, "value", ""))
-        stage = "eval" if trainer.state.fn == "fit" else asked_for
+        command = self.stage or str(getattr(trainer.state.fn, "value", ""))
+        stage = "eval" if trainer.state.fn == "fit" else command
         if self._film is not None:
             self._attempt(lambda: self._finish(trainer, pl_module, stage, best))
         elif best and self._clock.allows():
