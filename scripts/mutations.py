@@ -600,8 +600,8 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/teacher.py",
         "a teacher remembers the episode before",
-        '_kept(following, ~slot.get("done"))',
-        "following",
+        '_kept(next_memory, ~slot.get("done"))',
+        "next_memory",
         "numerics/test_teacher.py",
     ),
     Mutation(
@@ -950,7 +950,7 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/noise_sac.py",
         "critics of noise follow the action that was executed",
-        "action = policy.decoded(minibatch, tried)",
+        "action = policy.decoded(minibatch, noise)",
         'action = policy.unit(minibatch["action"])',
         "numerics/test_flows.py",
     ),

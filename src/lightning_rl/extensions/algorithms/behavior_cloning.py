@@ -228,8 +228,8 @@ class BehaviorCloning(Algorithm):
         self.replay.extend(rollout.exclude(*unlearnt))
         if self.policy.evaluates_sequences:
             length = steps_of(self.sequence_length, self.data.buffer_size)
-            each = max(1, self.batch_size // length)
-            batches = self.replay.sequences(count, each, length, burn_in=self.burn_in)
+            sequences = max(1, self.batch_size // length)
+            batches = self.replay.sequences(count, sequences, length, burn_in=self.burn_in)
         else:
             batches = self.replay.batches(count, self.batch_size)
         for batch in batches:
@@ -315,13 +315,13 @@ class BehaviorCloning(Algorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to log."""
-        result = self.policy.clone_loss(minibatch)
-        weight = weigh_parts(minibatch["weight"], result["clone_loss"], minibatch)
-        clone_loss = (weight * result["clone_loss"]).mean()
+        outputs = self.policy.clone_loss(minibatch)
+        weight = weigh_parts(minibatch["weight"], outputs["clone_loss"], minibatch)
+        clone_loss = (weight * outputs["clone_loss"]).mean()
         scalars = {
             "flow_loss" if "clone_noise" in minibatch.keys() else "negative_log_prob": clone_loss
         }
         if not self.policy.has_entropy:
             return clone_loss, scalars
-        entropy = (weight * result["entropy"]).mean()
+        entropy = (weight * outputs["entropy"]).mean()
         return clone_loss - self.ent_coef * entropy, scalars | {"entropy": entropy}

@@ -73,10 +73,10 @@ def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
         parts = [(x * weight).sum(1) for x, weight in zip(leaves, weights, strict=True)]
         return reward + torch.stack(parts).sum(0)
 
-    result = outcome(action.requires_grad_())
-    if not result.requires_grad:
+    sums = outcome(action.requires_grad_())
+    if not sums.requires_grad:
         return None
-    (gradient,) = torch.autograd.grad(result.sum(), action)
+    (gradient,) = torch.autograd.grad(sums.sum(), action)
     columns = []
     scale = cast(Any, algorithm.policy.distribution).scale.view(action.shape[1:])
     # Central differences: the error is of second order in the change.

@@ -49,8 +49,8 @@ class NoiseSAC(SAC):
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
         size = count, self.policy.distribution.size
         # Drawn before the loss, because a compiled loss cannot use a generator.
-        tried = torch.randn(size, generator=self.generator, device=self.device)
-        return {"tried_noise": tried} | super().drawn_fields(count)
+        noise = torch.randn(size, generator=self.generator, device=self.device)
+        return {"tried_noise": noise} | super().drawn_fields(count)
 
     def critic_outputs(
         self, minibatch: TensorDict, next_features: Tensor, next_action: Tensor
@@ -67,10 +67,10 @@ class NoiseSAC(SAC):
         Each follows one critic of actions, at standard normal noise within the bound.
         """
         policy = self.policy
-        tried = (minibatch["tried_noise"] / policy.bound).clamp(-1.0, 1.0)
+        noise = (minibatch["tried_noise"] / policy.bound).clamp(-1.0, 1.0)
         features = policy.critic_features(minibatch)
         with torch.no_grad():
-            action = policy.decoded(minibatch, tried)
+            action = policy.decoded(minibatch, noise)
             target_q = policy.critic.mean(policy.critic.outputs(features, action))
-        q = policy.noise_critic.mean(policy.noise_critic.outputs(features, tried))
+        q = policy.noise_critic.mean(policy.noise_critic.outputs(features, noise))
         return 0.5 * (q - target_q).square().mean(-1).sum(), {"noise_q": q.mean()}

@@ -84,15 +84,15 @@ class Teacher:
         # Envs whose episode went on after the last rollout keep their memory.
         self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
         for slot in slots:
-            actions, following = self._act(slot.get("observation"), self.memory)
-            self.memory = _kept(following, ~slot.get("done"))
+            actions, next_memory = self._act(slot.get("observation"), self.memory)
+            self.memory = _kept(next_memory, ~slot.get("done"))
             yield actions
         # The memory stays: this slot is also the first one of the next rollout.
         yield self._act(bootstrap_slot.get("observation"), self.memory)[0]
 
     @torch.no_grad()
     def _act(self, observation: Any, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-        actions, following = [], {}
+        actions, next_memory = [], {}
         for number, policy in enumerate(self.policies):
             read, name = part_for(policy.observation_space, observation), f"teacher{number}"
             td = TensorDict({"observation": read}, [len(read)]).to(policy.version.device)
@@ -101,18 +101,18 @@ class Teacher:
                 td["state"] = memory.get(name, first).to(first)
             td = policy.get_action(td, deterministic=True)
             if policy.is_recurrent:
-                following[name] = td.get("next_state")
+                next_memory[name] = td.get("next_state")
             action = td.get("action")
             low, high = (getattr(policy.action_space, bound, None) for bound in ("low", "high"))
             if isinstance(action, Tensor) and low is not None:  # the env would clip the action
                 action = action.clamp(*(torch.as_tensor(limit).to(action) for limit in (low, high)))
             actions.append(map_tree(lambda leaf: leaf.to(observation.device), action))
         if self.key is None:
-            return actions[0], following
+            return actions[0], next_memory
         # All teachers act on all rows: to select the rows of each would wait for the device.
         choice = observation.get(self.key).argmax(-1)
         rows = torch.arange(len(choice), device=choice.device)
-        return map_tree(lambda *each: torch.stack(each)[choice, rows], *actions), following
+        return map_tree(lambda *each: torch.stack(each)[choice, rows], *actions), next_memory
 
     def share(self, env_steps: int) -> float:
         """Return the share of steps in which the teacher acts, after `env_steps` of the run."""

@@ -287,10 +287,10 @@ class EnvCheck:
 
     def _check_array(self, array: ArraySeen) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
-        begin = f"{name}: " if name else ""
+        prefix = f"{name}: " if name else ""
         is_box = isinstance(array.space, gymnasium.spaces.Box)
         value_range = f"seen {array.least.min():.4g} to {array.greatest.max():.4g}"
-        self.add(topic, "ok", f"{begin}{described(array.space)}; {value_range}")
+        self.add(topic, "ok", f"{prefix}{described(array.space)}; {value_range}")
         if array.not_finite is not None:
             self.add(
                 *(topic, "error", f"{array.not_finite} is not finite: an update would fail"),
@@ -321,7 +321,7 @@ class EnvCheck:
             self.add(
                 topic,
                 "note",
-                f"{begin}{text}",
+                f"{prefix}{text}",
                 ("Remove these numbers if they are always constant."),
             )
 
@@ -334,8 +334,8 @@ class EnvCheck:
                 "Look for a division by zero in the env: an update would fail.",
             )
             return
-        each = "action" if env.steps_per_action > 1 else "step"
-        self.add("reward", "ok", f"per {each}, with random actions: {_numbers(reward)}")
+        unit = "action" if env.steps_per_action > 1 else "step"
+        self.add("reward", "ok", f"per {unit}, with random actions: {_numbers(reward)}")
         returns = np.array(play.statistics.returns)
         if returns.size:
             self.add("reward", "ok", f"per episode: {_numbers(returns)}, of {returns.size}")
@@ -358,8 +358,8 @@ class EnvCheck:
                 "Set model.normalize_reward: true, or scale the reward in the env.",
             )
         if play.reports:
-            listed = ", ".join(f"{name} {value:.3g}" for name, value in play.reports.items())
-            self.add("reward", "ok", f"the env reports, on average: {listed}")
+            report = ", ".join(f"{name} {value:.3g}" for name, value in play.reports.items())
+            self.add("reward", "ok", f"the env reports, on average: {report}")
 
     def _check_ends(self, env: VectorEnv, play: Play) -> None:
         limit, played = env.max_episode_steps, play.steps * env.steps_per_action
@@ -444,12 +444,12 @@ class EnvCheck:
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
         # Without a seed, the envs draw the next episodes of their own streams.
-        following = self._reset(env)
+        later_start = self._reset(env)
         alike = env.num_envs > 1 and all(
             (array == array[:1]).all() for start in starts for array in start.values()
         )
         by_seed = all(_same(start, starts[0]) for start in starts[1:])
-        if by_seed and (env.num_envs == 1 or alike) and _same(following, starts[0]):
+        if by_seed and (env.num_envs == 1 or alike) and _same(later_start, starts[0]):
             text = "every episode begins with the same observation for every seed"
             cure = "If this is not intended, draw the start from self.np_random in reset."
             self.add("seeds", "note", text, cure)
@@ -575,8 +575,8 @@ def _named(env: VectorEnv) -> str:
     base = _base(env)
     id = getattr(base, "id", None)
     name = type(base).__name__ + (f" {id}" if id else "")
-    way = getattr(base, "vectorization", None)
-    return f"{env.num_envs} × {name}{f', vectorization: {way}' if way else ''}"
+    mode = getattr(base, "vectorization", None)
+    return f"{env.num_envs} × {name}{f', vectorization: {mode}' if mode else ''}"
 
 
 def _base(env: VectorEnv) -> VectorEnv:

@@ -160,18 +160,18 @@ class RunCheck(Callback):
 
     def _check_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
         assert data.collector is not None
-        each = play.env_steps / play.steps  # env steps per action of all envs
+        steps = play.env_steps / play.steps  # env steps per action of all envs
         stepping, choosing = play.seconds["env"], acting.seconds["inference"]
-        rate = each / max(1e-9, stepping + choosing)
+        rate = steps / max(1e-9, stepping + choosing)
         base = data.collector.env
         # An env of chunks hides how its envs are vectorized.
         base = base.env if isinstance(base, ActionChunk) else base
-        way = getattr(base, "vectorization", "")
+        mode = getattr(base, "vectorization", "")
         slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
         self.add(
             *("speed", "ok"),
-            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.code_paths['stepping']}"
-            f"{f', {way}' if way else ''}), acting alone {_rate(each / max(1e-9, choosing))} "
+            f"the env alone {_rate(steps / max(1e-9, stepping))} ({play.code_paths['stepping']}"
+            f"{f', {mode}' if mode else ''}), acting alone {_rate(steps / max(1e-9, choosing))} "
             f"({acting.code_paths['acting']}): the {slower} takes "
             f"{share / (stepping + choosing):.0%} of collecting",
         )
@@ -180,7 +180,7 @@ class RunCheck(Callback):
             f"together {_rate(rate)}: collecting {data.total_env_steps:,} env steps takes "
             f"{_duration(data.total_env_steps / rate)}, without updates",
         )
-        if isinstance(base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
+        if isinstance(base, GymnasiumEnv) and mode == "sync" and data.num_envs > 1:
             self._advise_workers(data.num_envs, stepping, choosing)
         if choosing > max(SLOW_STEP, stepping) and not data.collector.in_background:
             self.add(
@@ -215,14 +215,14 @@ class RunCheck(Callback):
             )
 
     def _check_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
-        each = data.env_steps_per_iteration // data.num_envs
+        env_steps = data.env_steps_per_iteration // data.num_envs
         lengths = play.statistics.lengths
         longest = play.max_episode_steps or max(lengths, default=0)
-        text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
+        text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {env_steps:,} env steps"
         if longest and algorithm.episode_settings.first_episode_only:
-            self._check_whole_episodes(text, each, longest)
+            self._check_whole_episodes(text, env_steps, longest)
         elif lengths:
-            ends = data.num_envs * each / float(np.mean(lengths))
+            ends = data.num_envs * env_steps / float(np.mean(lengths))
             number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
             text += (
                 f"; about {number} episodes end in each rollout, if they are as long as with "
@@ -245,8 +245,8 @@ class RunCheck(Callback):
             "If important rewards come late, raise model.gamma." if short else "",
         )
 
-    def _check_whole_episodes(self, text: str, each: int, longest: int) -> None:
-        if each >= longest:
+    def _check_whole_episodes(self, text: str, env_steps: int, longest: int) -> None:
+        if env_steps >= longest:
             self.add("rollout", "ok", f"{text}; an episode takes up to {longest:,}")
         else:
             self.add(
@@ -257,13 +257,13 @@ class RunCheck(Callback):
             )
 
     def _check_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
-        each = algorithm.minibatches_per_iteration()
+        minibatches = algorithm.minibatches_per_iteration()
         choice = algorithm.choose_compilation()
         total = (
             f"{data.total_iterations:,} iterations of {data.env_steps_per_iteration:,} env steps"
         )
-        if each is not None:
-            total += f", each of {each:,} minibatches of up to {algorithm.batch_size:,}"
+        if minibatches is not None:
+            total += f", each of {minibatches:,} minibatches of up to {algorithm.batch_size:,}"
         self.add("update", "ok", total)
         mode = "is compiled" if choice.compiled else "runs uncompiled"
         self.add("update", "ok", f"it {mode}: {choice.why}")

@@ -208,11 +208,11 @@ def _register(policy: nn.Module, name: str) -> None:
     method, wrapped_name = getattr(policy, name), f"_{name}_and_tensors"
 
     def with_tensors(self: nn.Module, td: TensorDict) -> tuple[TensorDict, list[Tensor]]:
-        result = method(td)
+        output = method(td)
         # FSDP finds the tensors that begin a backward pass in lists, not in a TensorDict. Copy,
         # because FSDP warns of views.
-        trained = {k: v.clone() for k, v in result.items() if getattr(v, "requires_grad", False)}
-        return result.update(trained), list(trained.values())
+        trained = {k: v.clone() for k, v in output.items() if getattr(v, "requires_grad", False)}
+        return output.update(trained), list(trained.values())
 
     setattr(policy, wrapped_name, MethodType(with_tensors, policy))
     register_fsdp_forward_method(policy, wrapped_name)

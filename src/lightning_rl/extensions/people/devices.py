@@ -117,17 +117,17 @@ class Device(InterventionSource):
         )
         self._neutral, self._low, self._high = neutral, low, high
 
-    def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
+    def _steer(self, deflections: Mapping[int, float]) -> np.ndarray:
         action = self._neutral.copy()
-        for i, share in moved.items():
+        for i, share in deflections.items():
             # The neutral value may lie off the middle: each direction has a scale of its own.
             bound = self._high[i] if share > 0 else self._low[i]
-            way = abs(bound - action[i]) if np.isfinite(bound) else 1.0
-            action[i] += np.clip(share, -1, 1) * self.speed * way
+            distance = abs(bound - action[i]) if np.isfinite(bound) else 1.0
+            action[i] += np.clip(share, -1, 1) * self.speed * distance
         return action.clip(self._low, self._high)
 
     def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
-        moved: dict[int, float] = {}
+        deflections: dict[int, float] = {}
         for name, share in shares.items():
             target = steering.get(name)
             if share and target is not None:
@@ -135,8 +135,8 @@ class Device(InterventionSource):
                 # The defaults steer up to four components; an env may have fewer. Opposite keys
                 # cancel.
                 if i < len(self._neutral):
-                    moved[i] = moved.get(i, 0.0) + sign * share
-        return moved
+                    deflections[i] = deflections.get(i, 0.0) + sign * share
+        return deflections
 
 
 class Keyboard(Device):
@@ -306,10 +306,10 @@ class Gamepad(Device):
             return InterventionDecision(None, event)
         axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
         live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
-        moved = self._moved(live, self.axes)
+        deflections = self._moved(live, self.axes)
         # A button wins over an axis of the same component.
-        moved |= self._moved({str(i): 1.0 for i in down}, self.steering)
-        return InterventionDecision(self._steer(moved), event)
+        deflections |= self._moved({str(i): 1.0 for i in down}, self.steering)
+        return InterventionDecision(self._steer(deflections), event)
 
 
 class SpaceMouse(Device):
@@ -404,13 +404,13 @@ class SpaceMouse(Device):
 
     def _take(self, report: bytes) -> None:
         """Parse a report: number 1 has three axes, or all six; 2 the other three; 3 the buttons."""
-        kind, data = report[0], report[1:]
+        kind, payload = report[0], report[1:]
         if kind == 3:
-            self._buttons = int.from_bytes(data[:2], "little")
+            self._buttons = int.from_bytes(payload[:2], "little")
         elif kind in (1, 2):
             first = 3 * (kind - 1)
             # `frombuffer` refuses an odd number of bytes.
-            numbers = np.frombuffer(data[: len(data) // 2 * 2], "<i2")[: 6 - first]
+            numbers = np.frombuffer(payload[: len(payload) // 2 * 2], "<i2")[: 6 - first]
             for i, number in enumerate(numbers, first):
                 self._values[i] = float(np.clip(number / self.FULL_SCALE, -1, 1))
 

@@ -153,16 +153,16 @@ class CustomVLA(Policy):
         return self.model.get_value(td)  # type: ignore[no-any-return,operator]  # nn.Module
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        result: TensorDict = self.model.evaluate_actions(td)  # type: ignore[operator]  # nn.Module
+        outputs: TensorDict = self.model.evaluate_actions(td)  # type: ignore[operator]  # nn.Module
         needed = ("sample_log_prob", "entropy", *(("value",) if self.has_critic else ()))
         for name in needed:
             require(
-                name in result.keys(),
+                name in outputs.keys(),
                 f"{self.model_class}.evaluate_actions returned no '{name}', but "
-                f"{', '.join(map(str, result.keys())) or 'nothing'}; it must return "
+                f"{', '.join(map(str, outputs.keys())) or 'nothing'}; it must return "
                 f"{', '.join(needed)}.",
             )
-        return result if self.has_critic else self.get_value(result)
+        return outputs if self.has_critic else self.get_value(outputs)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if not hasattr(self.model, "parameter_groups"):
@@ -229,35 +229,35 @@ class PlainModel(nn.Module):
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         """Return `sample_log_prob`, `entropy` and `value`, [B] each, of the actions in `td` [B]."""
         if has_method(self.model, "evaluate_actions"):
-            result = self._evaluated(td)
+            fields = self._evaluated(td)
         else:
             mean, log_std = self._distribution(td)
             # Actions of a chunk that were not executed have no part in the log-prob.
             executed = td.get("executed", None)
             log_probs = self._log_probs(mean, log_std, td.get("action").reshape(mean.shape))
             entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape)
-            result = {
+            fields = {
                 "sample_log_prob": summed(log_probs, executed),
                 "entropy": summed(entropies, executed),
             }
         if has_method(self.model, "get_value"):
-            result["value"] = self.get_value(td.select("observation")).get("value")
-        return TensorDict(result, td.batch_size)
+            fields["value"] = self.get_value(td.select("observation")).get("value")
+        return TensorDict(fields, td.batch_size)
 
     def _evaluated(self, td: TensorDict) -> dict[str, Tensor]:
-        result = cast(Any, self.model).evaluate_actions(td.get("observation"), td.get("action"))
-        if hasattr(result, "get"):
-            result = result.get("log_prob"), result.get("entropy")
+        outputs = cast(Any, self.model).evaluate_actions(td.get("observation"), td.get("action"))
+        if hasattr(outputs, "get"):
+            outputs = outputs.get("log_prob"), outputs.get("entropy")
         # Other libraries return three tensors, some of them with the values first.
-        is_pair = isinstance(result, tuple | list) and len(result) == 2
+        is_pair = isinstance(outputs, tuple | list) and len(outputs) == 2
         require(
-            is_pair and all(isinstance(p, Tensor) and p.numel() == td.numel() for p in result),
+            is_pair and all(isinstance(p, Tensor) and p.numel() == td.numel() for p in outputs),
             f"{type(self.model).__name__}.evaluate_actions must return log-probs and entropies, "
             f"[{td.numel()}] each, as a pair or by the names log_prob and entropy; get_value "
             "returns the values. If the actions are the mean of a normal distribution, remove "
             "evaluate_actions.",
         )
-        log_prob, entropy = (part.float().reshape(td.batch_size) for part in result)
+        log_prob, entropy = (part.float().reshape(td.batch_size) for part in outputs)
         return {"sample_log_prob": log_prob, "entropy": entropy}
 
     def _distribution(self, td: TensorDict) -> tuple[Tensor, Tensor]:

@@ -162,8 +162,8 @@ class FlowHead(ActionHead):
             return self._chain_log_prob(features, fields["chain"])
         x, t = fields["chain_from"], self.times[fields["chain_step"]]
         mean, std = self._transition(x, self._velocity(features, x, t), t)
-        each = normal_log_prob(fields["chain_to"], mean, std.log())
-        log_prob = self.sum_by_part(self._unpadded(each))
+        log_probs = normal_log_prob(fields["chain_to"], mean, std.log())
+        log_prob = self.sum_by_part(self._unpadded(log_probs))
         # The entropy is unknown: see `has_entropy`.
         return log_prob, torch.zeros_like(log_prob)
 
@@ -253,9 +253,9 @@ class FlowHead(ActionHead):
         log_prob = normal_log_prob(start, zero, zero)
         # Each normal has the entropy log std + .5 + log sqrt(2 pi); at the start log std is 0.
         entropy = torch.full_like(start, (self.steps + 1) * (0.5 + HALF_LOG_TWO_PI))
-        for k, (x, following) in enumerate(zip([start, *states], states, strict=False)):
+        for k, (x, next_x) in enumerate(zip([start, *states], states, strict=False)):
             mean, log_std = self._learnt_transition(features, x, k)
-            log_prob = log_prob + normal_log_prob(following, mean, log_std)
+            log_prob = log_prob + normal_log_prob(next_x, mean, log_std)
             entropy = entropy + log_std
         return self.sum_by_part(self._unpadded(log_prob)), self.sum_by_part(self._unpadded(entropy))
 

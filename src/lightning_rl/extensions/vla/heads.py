@@ -108,8 +108,8 @@ class ActionHead(nn.Module, ABC):
 
     def sum_by_part(self, value: Tensor) -> Tensor:
         """Sum numbers [B, L] to parts [B, parts]."""
-        each: Tensor = value.unflatten(1, (self.num_parts, -1))
-        return each.sum(-1)
+        parts: Tensor = value.unflatten(1, (self.num_parts, -1))
+        return parts.sum(-1)
 
     def to_action(self, unit: Tensor) -> Tensor:
         """Return the actions [B, K, *A] for numbers [B, L] in units of the bounds."""

@@ -225,14 +225,14 @@ def _place_encoding(sides: tuple[int, int] | torch.Size, size: int, device: torc
     # Sine and cosine of a pair share a period.
     entries = torch.arange(size // 2, device=device)
     period = 10_000 ** (2 * (entries // 2) / (size // 2))
-    coded = []
+    encodings = []
     for side in sides:
         angle = torch.arange(1, side + 1, device=device) / (side + 1e-6) * (2 * math.pi)
-        turned = angle[:, None] / period
-        coded.append(torch.where(entries % 2 == 0, turned.sin(), turned.cos()))
+        angles = angle[:, None] / period
+        encodings.append(torch.where(entries % 2 == 0, angles.sin(), angles.cos()))
     rows, columns = sides
-    y = coded[0][:, None].expand(rows, columns, -1)
-    x = coded[1][None].expand(rows, columns, -1)
+    y = encodings[0][:, None].expand(rows, columns, -1)
+    x = encodings[1][None].expand(rows, columns, -1)
     return torch.cat((y, x), -1).flatten(0, 1)
 
 

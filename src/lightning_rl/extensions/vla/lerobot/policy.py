@@ -245,8 +245,8 @@ class LeRobotPolicy(ChunkPolicy):
         if words is not None:
             # An env's instructions are tokens already (VLAObservation): only batches need a
             # tokenizer.
-            coded = words.tokens(load_tokenizer(words.name, self._places), texts)
-            inputs |= {TOKENS: coded["input_ids"], MASK: coded["attention_mask"].bool()}
+            tokens = words.tokens(load_tokenizer(words.name, self._places), texts)
+            inputs |= {TOKENS: tokens["input_ids"], MASK: tokens["attention_mask"].bool()}
         return inputs
 
     def _raw_input(self, name: str, value: Any) -> Tensor:

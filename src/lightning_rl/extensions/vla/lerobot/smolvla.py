@@ -373,8 +373,8 @@ def _rotated(vectors: Tensor, positions: Tensor) -> Tensor:
     # In float32, because far positions have large angles.
     first, second = vectors.float().split(half, -1)
     sine, cosine = angle.sin(), angle.cos()
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
-    return turned.to(vectors.dtype)
+    rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+    return rotated.to(vectors.dtype)
 
 
 def _time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
