@@ -211,8 +211,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/off_policy.py",
         "a resumed run makes up for all earlier env steps at its new pace of updates",
-        "since, had = self._counted_from or (self.learning_starts, 0)",
-        "since, had = self.learning_starts, 0",
+        "first_step, first_update = self._counted_from or (self.learning_starts, 0)",
+        "first_step, first_update = self.learning_starts, 0",
         "equivalence/test_off_policy.py",
     ),
     Mutation(
@@ -290,7 +290,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/rollout_evaluation.py",
         "a cut episode is valued with the state after the reset",
-        'finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))',
+        'finals["state"] = next_state(policy, TensorDict(last, [len(rows)]))',
         'finals["state"] = rollout["state"][rows, steps + 1]',
         "numerics/test_recurrence.py",
     ),
@@ -516,7 +516,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/ppo.py",
         "a critic is judged by steps in which nothing happened",
-        "(x if chosen is None else x[chosen] for x in (value[:, :-1], target))",
+        "(x if policy_mask is None else x[policy_mask] for x in (value[:, :-1], target))",
         "(value[:, :-1], target)",
         "numerics/test_tensor_simulator.py",
     ),
@@ -1272,8 +1272,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/reference.py",
         "the reference of a sharded policy is the policy itself",
-        "            value.copy_(kept)\n            kept.copy_(before)",
-        "            kept.copy_(before)",
+        "            value.copy_(reference)\n            reference.copy_(current)",
+        "            reference.copy_(current)",
         "equivalence/test_fsdp.py",
     ),
     Mutation(
@@ -1944,7 +1944,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/dqn.py",
         "DQN: the target chooses among forbidden actions",
-        "policy.masked_values(there, chosen_by)",
+        "policy.masked_values(next_td, chosen_by)",
         "chosen_by",
         "numerics/test_dqn.py",
     ),
@@ -2000,7 +2000,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/off_policy.py",
         "off-policy: updates are counted per rollout, not per env step",
-        "        return max(0, due - self.updates_done)\n",
+        "        return max(0, updates - self.updates_done)\n",
         "        return math.ceil(fresh * self.updates_per_env_step)\n",
         "learning/test_off_policy.py equivalence/test_off_policy.py",
     ),

@@ -108,8 +108,8 @@ def part_weights_over_ranks(
         return {}
     mask = mask[order]
     lengths = torch.tensor(sizes, device=mask.device)
-    own = torch.segment_reduce(mask.sum(1), "sum", lengths=lengths)
-    counted, parts = ranks.sum_over_ranks(torch.stack([own, lengths * mask.shape[1]]))
+    rank_counts = torch.segment_reduce(mask.sum(1), "sum", lengths=lengths)
+    counted, parts = ranks.sum_over_ranks(torch.stack([rank_counts, lengths * mask.shape[1]]))
     scale: Tensor = parts / counted.clamp(min=1.0)
     return {"part_weight": mask * scale.repeat_interleave(lengths)[:, None]}
 

@@ -290,15 +290,15 @@ class Algorithm(LightningModule, ABC, Configurable):
             passes=passes,
         )
 
-    def _micro_batch_size(self, name: str, whole: bool) -> int | None:
+    def _micro_batch_size(self, name: str, whole_minibatches: bool) -> int | None:
         size: int | None = getattr(self.policy, "micro_batch_size", None)
         require(
-            size is None or not whole,
+            size is None or not whole_minibatches,
             f"The loss{f' {name!r}' if name else ''} of {type(self).__name__} needs whole "
             f"minibatches, and policy.micro_batch_size={size} would split them. Remove "
             "micro_batch_size, and lower batch_size if memory runs out.",
         )
-        return WHOLE if whole else size
+        return WHOLE if whole_minibatches else size
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the learning rate schedule for an initial learning rate."""
@@ -312,12 +312,12 @@ class Algorithm(LightningModule, ABC, Configurable):
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the run so far, over all objectives."""
-        return sum(one.statistics.passed for one in self.objectives.values())
+        return sum(objective.statistics.passed for objective in self.objectives.values())
 
     @property
     def skipped_steps(self) -> int:
         """Optimizer steps skipped because a loss or gradient was not finite."""
-        return sum(one.statistics.skipped for one in self.objectives.values())
+        return sum(objective.statistics.skipped for objective in self.objectives.values())
 
     def learn_by(self, learner: Learner) -> None:
         """Set the learner that takes the optimizer steps; `fit` calls this."""
@@ -380,11 +380,11 @@ class Algorithm(LightningModule, ABC, Configurable):
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)
         check_whole_minibatches(objectives)
-        made = [one.make_optimizer(one.groups) for one in self.objectives.values()]
-        for optimizer in made:
+        optimizers = [loss.make_optimizer(loss.groups) for loss in self.objectives.values()]
+        for optimizer in optimizers:
             optimizer.register_load_state_dict_pre_hook(check_optimizer_state)
             optimizer.register_load_state_dict_pre_hook(with_own_settings)
-        return made
+        return optimizers
 
     def setup(self, stage: str) -> None:
         self.policy.compute_in(str(self.trainer.precision))
@@ -424,15 +424,15 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     def choose_compilation(self) -> CompileDecision:
         """Decide whether to compile the update, by the settings and the checkpoint."""
-        before = self._resumed.get("computing")
-        return CompileDecision(self.compile_update, self._minibatches(), before, self._on_gpu)
+        saved = self._resumed.get("computing")
+        return CompileDecision(self.compile_update, self._minibatches(), saved, self._on_gpu)
 
     def choose_step_compilation(self) -> StepsCompileDecision:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
-        before = (self._resumed.get("computing") or {}).get("steps")
+        saved_decision = (self._resumed.get("computing") or {}).get("steps")
         self.step_compilation = StepsCompileDecision(
-            self.compile_update, steps, before, self._on_gpu
+            self.compile_update, steps, saved_decision, self._on_gpu
         )
         return self.step_compilation
 
@@ -474,7 +474,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._resumed = {}
 
     def on_train_end(self) -> None:
-        warn_of_unreached(self, {name: one.optimizer for name, one in self.updates.items()})
+        warn_of_unreached(self, {name: update.optimizer for name, update in self.updates.items()})
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         check_time(batch)
@@ -503,8 +503,8 @@ class Algorithm(LightningModule, ABC, Configurable):
     def rank_state(self) -> RankState:
         """Return the state of this rank for the checkpoint."""
         carry = None if self.reward_normalizer is None else self.reward_normalizer.carry
-        own = {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
-        return own | {"carry": carry}
+        streams = {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
+        return streams | {"carry": carry}
 
     def load_rank_state(self, state: RankState | None) -> None:
         """Restore the state of this rank; None if the number of ranks has changed."""
@@ -512,18 +512,18 @@ class Algorithm(LightningModule, ABC, Configurable):
             self.reward_normalizer.carry = None if state is None else state["carry"]
         if state is None:
             return
-        shuffle, own = state["shuffle"], state["torch"]
+        shuffle, torch_stream = state["shuffle"], state["torch"]
         assert shuffle is not None
-        assert own is not None
+        assert torch_stream is not None
         self.generator.set_state(shuffle.cpu())
-        torch.set_rng_state(own.cpu())
+        torch.set_rng_state(torch_stream.cpu())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[STATE_KEY] = header() | {
             DESCRIPTION_KEY: describe(self.policy),
             SPACES_KEY: spaces_of(self.policy),
             "env_steps": self.env_steps,
-            "guards": {name: one.statistics.state_dict() for name, one in self.objectives.items()},
+            "guards": {key: loss.statistics.state_dict() for key, loss in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
             "computing": self._computing(),
         }
@@ -635,7 +635,7 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._episodes)
-        episodes = [episode for one in gathered for episode in one]  # rank order is seed order
+        episodes = [episode for part in gathered for episode in part]  # rank order is seed order
         self.evaluation = summarize(episodes, self.data.eval_env_reports_success) | {
             "deterministic": self.data.eval_deterministic,
             "env_steps": self.env_steps,
@@ -680,8 +680,8 @@ class IterationScalars:
             return {}
         device = next((v.device for v in scalars.values() if isinstance(v, Tensor)), None)
         values = torch.stack([torch.as_tensor(v, device=device).float() for v in scalars.values()])
-        known = ~values.isnan()
-        total, count = ranks.sum_over_ranks(torch.stack([values.where(known, 0.0), known]))
+        is_number = ~values.isnan()
+        total, count = ranks.sum_over_ranks(torch.stack([values.where(is_number, 0.0), is_number]))
         means = zip(scalars, (total / count).tolist(), strict=True)
         return {name: mean for name, mean in means if not math.isnan(mean)}
 

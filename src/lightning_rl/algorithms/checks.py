@@ -62,8 +62,8 @@ def check_strategy(trainer: Trainer) -> None:
     """Refuse strategies with processes that lack a policy or envs."""
     strategy = trainer.strategy
     started = start_method_of(strategy)
-    known = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
-    if not (known or isinstance(strategy, ShardingStrategy)) or started != "popen":
+    is_ordinary = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
+    if not (is_ordinary or isinstance(strategy, ShardingStrategy)) or started != "popen":
         name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
         raise ConfigurationError(
             f"trainer.strategy {name} is not supported: "
@@ -101,16 +101,16 @@ def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) 
     """Refuse an algorithm with trained parameters outside of the sharded policy."""
     kind = type(algorithm).__name__
     trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
-    others = [name for name, p in trained.items() if not isinstance(p, DTensor)]
+    names = [name for name, p in trained.items() if not isinstance(p, DTensor)]
     cure = "Use --trainer.strategy ddp."
     require(
         len(objectives) == 1,
         f"trainer.strategy fsdp trains one objective, but {kind} has "
-        f"{quoted(one.name for one in objectives)}. {cure}",
+        f"{quoted(objective.name for objective in objectives)}. {cure}",
     )
     require(
-        not others,
-        f"trainer.strategy fsdp shards the policy, but {kind} also trains {quoted(others)}. {cure}",
+        not names,
+        f"trainer.strategy fsdp shards the policy, but {kind} also trains {quoted(names)}. {cure}",
     )
     (objective,) = objectives
     require(
@@ -161,9 +161,9 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     check_range("burn_in", burn_in, minimum=0)
     if isinstance(sequence_length, int):
         check_range("sequence_length", sequence_length, minimum=1)
-    given = {"sequence_length": sequence_length is not None, "burn_in": burn_in > 0}
-    names = " and ".join(name for name, is_given in given.items() if is_given)
-    why = (
+    settings = {"sequence_length": sequence_length is not None, "burn_in": burn_in > 0}
+    names = " and ".join(name for name, is_set in settings.items() if is_set)
+    reason = (
         "it stores a state, but its evaluate_actions evaluates single steps (see "
         "Policy.evaluates_sequences)"
         if policy.is_recurrent
@@ -172,7 +172,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     require(
         policy.evaluates_sequences or not names,
         f"{names} applies to sequences, which need a policy with a memory; "
-        f"{type(policy).__name__} cannot train on sequences: {why}; or remove {names}.",
+        f"{type(policy).__name__} cannot train on sequences: {reason}; or remove {names}.",
     )
     require(
         burn_in == 0 or sequence_length != "rollout",
@@ -186,22 +186,22 @@ def check_all_parameters_move(
 ) -> None:
     """Refuse parameters without an objective, and objectives without parameters."""
     kind = type(algorithm).__name__
-    for one in objectives:
+    for objective in objectives:
         require(
-            len(one.parameters) > 0,
-            f"The objective{f' {one.name!r}' if one.name else ''} of {kind} has no parameters to "
-            "train: its modules are frozen (requires_grad is False), or have no parameters. Remove "
-            "it from configure_objectives, or name the modules that it trains.",
+            len(objective.parameters) > 0,
+            f"The objective{f' {objective.name!r}' if objective.name else ''} of {kind} has no "
+            "parameters to train: its modules are frozen (requires_grad is False), or have none. "
+            "Remove it from configure_objectives, or name the modules that it trains.",
         )
-    moved = {id(parameter) for one in objectives for parameter in one.parameters}
-    still = [
+    moved = {id(parameter) for objective in objectives for parameter in objective.parameters}
+    untrained = [
         name
         for name, parameter in algorithm.named_parameters()
         if parameter.requires_grad and id(parameter) not in moved
     ]
     require(
-        not still,
-        f"No objective of {kind} trains {quoted(still)}. Add them to an objective in "
+        not untrained,
+        f"No objective of {kind} trains {quoted(untrained)}. Add them to an objective in "
         "configure_objectives, such as self.objective(self.loss, "
         f"groups=[*self.policy.parameter_groups(), {{'params': [...]}}]); or freeze them "
         "(targets, references) with requires_grad_(False).",
@@ -232,10 +232,10 @@ def _trainable_in(value: Any) -> Iterator[Tensor]:
 
 def check_whole_minibatches(objectives: Collection[Objective]) -> None:
     """Refuse a loss of whole minibatches with several processes: each has only a part."""
-    whole = [one.name for one in objectives if one.micro_batch_size == WHOLE]
+    names = [objective.name for objective in objectives if objective.micro_batch_size == WHOLE]
     require(
-        not whole or ranks.world_size() == 1,
-        f"The loss of {quoted(whole)} needs whole minibatches, but each of {ranks.world_size()} "
+        not names or ranks.world_size() == 1,
+        f"The loss of {quoted(names)} needs whole minibatches, but each of {ranks.world_size()} "
         "processes has only a part: train in one process, --trainer.devices 1.",
     )
 
@@ -313,15 +313,15 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     name = type(policy).__name__
     stored: Tensor = rollout["sample_log_prob"][:, :-1]
     with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
-        again = log_prob_of(policy, rollout)
-    if again.shape != stored.shape:
+        log_prob = log_prob_of(policy, rollout)
+    if log_prob.shape != stored.shape:
         return (
-            f"{name}.evaluate_actions returned sample_log_prob of shape {list(again.shape[2:])} "
+            f"{name}.evaluate_actions returned sample_log_prob of shape {list(log_prob.shape[2:])} "
             f"for each step, but forward returned {list(stored.shape[2:])}: both shapes must be "
             "equal, without a trailing dimension of one."
         )
     rough = computes_below_float32(policy, stored.device)
-    distance = (again.float() - stored).abs() / (1.0 + stored.abs())
+    distance = (log_prob.float() - stored).abs() / (1.0 + stored.abs())
     # NaN is left to the finite check of the optimizer steps.
     differs = distance.flatten(2).amax(2) if distance.dim() > 2 else distance
     differs = (differs > (ROUGH if rough else EXACT)) & differs.isfinite() & fresh
@@ -334,7 +334,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     return (
         f"{name}.evaluate_actions and {name}.forward return different log-probs for the same "
         f"actions and weights, in {share}. The first is env {row}, step {step}: "
-        f"{_numbers(stored[row, step])} by forward, {_numbers(again[row, step])} by "
+        f"{_numbers(stored[row, step])} by forward, {_numbers(log_prob[row, step])} by "
         "evaluate_actions. The usual causes: the module keeps a state between calls, such as a "
         "GRU's (store it in the rollout by extra_fields); evaluate_actions samples again; eval "
         "mode leaves dropout or noise on; batch norm; or the sample was clipped or squashed before "
@@ -392,19 +392,19 @@ def warm_start_weights(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
     """Return a state dict that makes a policy act like a checkpoint's, and a note on the critic."""
-    own = policy.state_dict()
+    weights = policy.state_dict()
     described = checkpoint[STATE_KEY].get(DESCRIPTION_KEY, {})
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
     saved = with_statistics(policy, saved, described)
     critic, its_critic = (
         {key: value for key, value in state.items() if policy.belongs_to_critic(key)}
-        for state in (own, saved)
+        for state in (weights, saved)
     )
-    kept, note = {"version": own["version"]}, None
+    fresh, note = {"version": weights["version"]}, None
     if _shapes(critic) != _shapes(its_critic):
-        kept |= critic
+        fresh |= critic
         note = _of_the_critic(critic, its_critic)
-        own = {key: value for key, value in own.items() if key not in critic}
+        weights = {key: value for key, value in weights.items() if key not in critic}
         saved = {key: value for key, value in saved.items() if key not in its_critic}
     cure = (
         "The loaded weights must give the same actions. Use the settings that the checkpoint was "
@@ -412,18 +412,17 @@ def warm_start_weights(
         "new: if these modules belong to the critic, add them to critic_modules of the policy's "
         f"class, now {', '.join(policy.critic_modules)}."
     )
-    check_weights(own, saved, cure)
+    check_weights(weights, saved, cure)
     check_description(policy, checkpoint[STATE_KEY], cure)
-    return saved | kept, note
+    return saved | fresh, note
 
 
-def _of_the_critic(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
-    if not own:
+def _of_the_critic(critic: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
+    if not critic:
         return f"The critic of the checkpoint is not used: {_some(sorted(saved))}."
-    why = "critic has another shape" if saved else "policy has no critic"
-    return (
-        f"The critic starts with new weights, because the checkpoint's {why}: {_some(sorted(own))}."
-    )
+    reason = "critic has another shape" if saved else "policy has no critic"
+    names = _some(sorted(critic))
+    return f"The critic starts with new weights, because the checkpoint's {reason}: {names}."
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
@@ -447,15 +446,15 @@ def _policy_section(checkpoint: dict[str, Any]) -> str:
     return f", policy: {text.strip()}"
 
 
-def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
+def check_weights(weights: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
     """Refuse a checkpoint's state dict if names or shapes differ."""
     differing = [
         f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
-        for key, value in own.items()
+        for key, value in weights.items()
         if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
     ]
-    missing = [key for key in own if key not in saved]
-    surplus = [key for key in saved if key not in own]
+    missing = [key for key in weights if key not in saved]
+    surplus = [key for key in saved if key not in weights]
     differing += [f"no {key}" for key in missing] + [f"{key} too many" for key in surplus]
     if any(key.endswith("distribution.center") for key in missing):
         cure = (
@@ -484,13 +483,13 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     # `Optimizer.load_state_dict` compares only the number of parameters.
     with restoring("optimizer state"):
         saved = state["param_groups"]
-        for own, group in zip(optimizer.param_groups, saved, strict=True):
-            _check_same_optimizer(optimizer, own, group)
-            for name, value in own.items():
-                if _is_number(value) and not _is_number(group.get(name, value)):
-                    raise ValueError(f"{name} is {group[name]!r}, but must be a number")
+        for group, saved_group in zip(optimizer.param_groups, saved, strict=True):
+            _check_same_optimizer(optimizer, group, saved_group)
+            for name, value in group.items():
+                if _is_number(value) and not _is_number(saved_group.get(name, value)):
+                    raise ValueError(f"{name} is {saved_group[name]!r}, but must be a number")
         numbers = [number for group in saved for number in group["params"]]
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             entries = state["state"].get(number, {})
             for name in LIKE_PARAMETERS:
@@ -504,15 +503,15 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 raise ValueError(f"step is {entries['step']!r}, but must be a number")
 
 
-def _check_same_optimizer(optimizer: Optimizer, own: dict[str, Any], saved: dict[str, Any]) -> None:
+def _check_same_optimizer(method: Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:
     # Another version of torch may have new flags, but a number belongs to the method.
-    numbers = {name for name, value in own.items() if _is_number(value)}
+    numbers = {name for name, value in group.items() if _is_number(value)}
     added = {"lr_scale", "initial_lr"}  # by policies and by torch's schedulers
     differing = [f"no {name}" for name in sorted(numbers - saved.keys() - added)]
-    differing += [f"{name} too many" for name in sorted(saved.keys() - own.keys() - added)]
+    differing += [f"{name} too many" for name in sorted(saved.keys() - group.keys() - added)]
     require(
         not differing,
-        f"The checkpoint holds the state of another optimizer than {type(optimizer).__name__}: "
+        f"The checkpoint holds the state of another optimizer than {type(method).__name__}: "
         f"{_some(differing)}. Resume with the optimizer of the checkpoint, or start a new run from "
         "its weights (--trainer.init_from).",
     )
@@ -522,8 +521,8 @@ def with_own_settings(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     """Return a saved state with the settings of this run (`weight_decay`), except the rate."""
     settings = {*signature(type(optimizer)).parameters, "lr_scale"} - {"params", "lr"}
     groups = [
-        saved | {name: value for name, value in own.items() if name in settings}
-        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
+        saved | {name: value for name, value in group.items() if name in settings}
+        for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
     ]
     return state | {"param_groups": groups}
 

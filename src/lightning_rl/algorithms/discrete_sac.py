@@ -49,18 +49,18 @@ class DiscreteSAC(SoftActorCritic):
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         target = self.target(minibatch)
         q = self.policy.action_values(minibatch)
-        taken = minibatch["action"].reshape(1, -1, 1).expand(len(q), -1, 1)
-        q = q.gather(-1, taken).squeeze(-1)
+        action = minibatch["action"].reshape(1, -1, 1).expand(len(q), -1, 1)
+        q = q.gather(-1, action).squeeze(-1)
         return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
 
     @torch.no_grad()
     def target(self, minibatch: TensorDict) -> Tensor:
         """Return the critics' target [B] for samples [B]."""
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        through = self.target_encoder, self.target_memory
-        features, slow = self.policy.features_for_target(minibatch, there, through)
-        log_probs = self.policy.log_probs(there, features)
-        q = self.policy.action_values(there, self.target_critic, slow)
+        next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
+        encoders = self.target_encoder, self.target_memory
+        features, for_critics = self.policy.features_for_target(minibatch, next_td, encoders)
+        log_probs = self.policy.log_probs(next_td, features)
+        q = self.policy.action_values(next_td, self.target_critic, for_critics)
         least_q = min_of_subset(q, minibatch.get("target_critics", None))
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         next_value = expected_soft_value(log_probs, least_q, alpha)
@@ -76,8 +76,8 @@ class DiscreteSAC(SoftActorCritic):
         loss = -expected_soft_value(log_probs, q, alpha).mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         allowed = self.policy.num_allowed(minibatch).to(log_probs.dtype)
-        wanted = self.target_entropy_share * allowed.log()
-        reported = {"entropy": entropy.mean(), "target_entropy": wanted.mean(), "alpha": alpha}
+        target = self.target_entropy_share * allowed.log()
+        reported = {"entropy": entropy.mean(), "target_entropy": target.mean(), "alpha": alpha}
         return loss, reported
 
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

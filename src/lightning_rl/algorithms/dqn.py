@@ -126,10 +126,10 @@ class DQN(OffPolicyAlgorithm):
     def target(self, minibatch: TensorDict) -> Tensor:
         """Return the target [B] for samples [B]."""
         policy = self.policy
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        slow = policy.next_features(minibatch, there, self.target_encoder, self.target_memory)
-        target_q = chosen_by = widened(self.target_q(slow))
+        next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
+        x = policy.next_features(minibatch, next_td, self.target_encoder, self.target_memory)
+        target_q = chosen_by = widened(self.target_q(x))
         if self.double_q:
-            chosen_by = widened(policy.actor(policy.next_features(minibatch, there)))
-        next_q = policy.masked_values(there, chosen_by)
+            chosen_by = widened(policy.actor(policy.next_features(minibatch, next_td)))
+        next_q = policy.masked_values(next_td, chosen_by)
         return double_q_target(minibatch["reward"], minibatch["discount"], next_q, target_q)

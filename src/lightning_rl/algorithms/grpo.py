@@ -154,9 +154,9 @@ class GRPO(OnPolicyAlgorithm):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a rollout that the loss reads, besides the policy's extra fields."""
-        own = ("observation", "action", "sample_log_prob", "advantage", "weight")
+        names = ("observation", "action", "sample_log_prob", "advantage", "weight")
         reference = () if self.reference is None else ("reference_log_prob",)
-        return (*own, *reference, *self.correction_fields)
+        return (*names, *reference, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
         """Write `advantage` and `weight` [N, T+1]; return a mask [N, T] of counted steps."""
@@ -196,10 +196,10 @@ class GRPO(OnPolicyAlgorithm):
                 "advantage 0 anyway."
             )
         first = done.long().argmax(1, keepdim=True)
-        ended = done.any(1)
-        succeeded = ended & rollout["success"].gather(1, first).squeeze(1)
-        ended, succeeded = (rows.view(-1, self.group_size) for rows in (ended, succeeded))
-        undecided = ~(succeeded.all(1) | (ended & ~succeeded).all(1))
+        has_ended = done.any(1)
+        succeeded = has_ended & rollout["success"].gather(1, first).squeeze(1)
+        has_ended, succeeded = (rows.view(-1, self.group_size) for rows in (has_ended, succeeded))
+        undecided = ~(succeeded.all(1) | (has_ended & ~succeeded).all(1))
         self.statistics.set("undecided_groups", undecided.float().mean())
         return undecided.repeat_interleave(self.group_size)
 

@@ -62,11 +62,11 @@ class Learner:
         self.iterations = iterations
         self._objectives = objectives
         if compilation.compiled and hooks is not None:
-            why = (
+            reason = (
                 "a callback or the module overrides one of "
                 f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
             )
-            compilation.give_up(why, f"compile: true has no effect: {why}.")
+            compilation.give_up(reason, f"compile: true has no effect: {reason}.")
         self.graphs: Graphs | None = None
         if compilation.compiled:
             left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
@@ -85,29 +85,29 @@ class Learner:
         self,
         names: tuple[str, ...],
         follow_up: Callable[[], None],
-        written: Callable[[], Sequence[Tensor]],
+        moved: Callable[[], Sequence[Tensor]],
     ) -> UpdateSequence:
         """Return the update that takes a step on several objectives, then runs `follow_up`.
 
         Args:
             names: names of the objectives.
             follow_up: tensor operations after the steps, such as moving target networks.
-            written: returns the owner's tensors that `follow_up` writes.
+            moved: returns the owner's tensors that `follow_up` writes.
         """
-        found = self._sequences.get(names)
-        if found is None:
-            found = self._sequences[names] = self._new_sequence(names, follow_up, written())
-        return found
+        sequence = self._sequences.get(names)
+        if sequence is None:
+            sequence = self._sequences[names] = self._new_sequence(names, follow_up, moved())
+        return sequence
 
     def _new_sequence(
-        self, names: tuple[str, ...], follow_up: Callable[[], None], written: Sequence[Tensor]
+        self, names: tuple[str, ...], follow_up: Callable[[], None], moved: Sequence[Tensor]
     ) -> UpdateSequence:
         updates = [self.updates[name] for name in names]
         if self.graphs is None:
-            return UpdateSequence(updates, follow_up, written)
+            return UpdateSequence(updates, follow_up, moved)
         compiled = cast(list[CompiledUpdate], updates)
         return CompiledSequence(
-            ", ".join(names), compiled, follow_up, written, self.graphs, self.phase
+            ", ".join(names), compiled, follow_up, moved, self.graphs, self.phase
         )
 
     def set_learning_rates(self, env_steps: int, horizon: int) -> None:

@@ -83,11 +83,11 @@ class OffPolicyAlgorithm(Algorithm):
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
         check_sequences(policy, sequence_length, burn_in)
-        kind, own = type(self).__name__, type(policy).__name__
+        kind, policy_name = type(self).__name__, type(policy).__name__
         require(
             policy.evaluates_sequences or not policy.is_recurrent,
-            f"{kind} trains a memory on sequences, but {own} has a state, but cannot evaluate "
-            "sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
+            f"{kind} trains a memory on sequences, but {policy_name} has a state, but cannot "
+            "evaluate sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
             f"{{class_path: LSTM}}, or train it with PPO or GRPO.",
         )
         check_range("gamma", gamma, minimum=0, maximum=1)
@@ -101,10 +101,10 @@ class OffPolicyAlgorithm(Algorithm):
         self.updates_per_env_step = updates_per_env_step
         self.publish_every_updates = publish_every_updates
         self.random_env_steps = random_env_steps
-        wanted = random_env_steps if learning_starts is None else learning_starts
-        given = "random_env_steps" if learning_starts is None else "learning_starts"
-        self._first_update = f"model.{given}={wanted}"
-        self.learning_starts = max(wanted, batch_size)
+        steps = random_env_steps if learning_starts is None else learning_starts
+        setting = "random_env_steps" if learning_starts is None else "learning_starts"
+        self._first_update = f"model.{setting}={steps}"
+        self.learning_starts = max(steps, batch_size)
         self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
         self.burn_in = burn_in
         check_range("random_shift", random_shift, minimum=0)
@@ -154,8 +154,8 @@ class OffPolicyAlgorithm(Algorithm):
                 # Otherwise an asynchronous collector would act with old weights during the whole
                 # iteration.
                 self.data.publish()
-            for key, own in parts.items():
-                batch.set(key, own[i])
+            for key, drawn_parts in parts.items():
+                batch.set(key, drawn_parts[i])
             for path, sides, shift in shifts:
                 batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
             yield batch
@@ -177,8 +177,8 @@ class OffPolicyAlgorithm(Algorithm):
         return max(1, self.batch_size // self.sequence_length)
 
     def _drawn_shifts(self, count: int) -> list[tuple[tuple[str, ...], tuple[int, int], Tensor]]:
-        most = self.random_shift
-        if most == 0:
+        size = self.random_shift
+        if size == 0:
             return []
         # Drawn before the update, by its generator: a compiled loss gets shifted pictures, and a
         # resumed run draws the same shifts.
@@ -187,7 +187,7 @@ class OffPolicyAlgorithm(Algorithm):
             (
                 (name, *path),
                 (sides[0] + 1, sides[1] + 1),
-                torch.randint(-most, most + 1, shape, generator=self.generator, device=self.device),
+                torch.randint(-size, size + 1, shape, generator=self.generator, device=self.device),
             )
             for path, sides in self._pictures.items()
             for name in ("observation", "next_observation")
@@ -206,10 +206,10 @@ class OffPolicyAlgorithm(Algorithm):
         steps = self.env_steps + fresh
         if steps < self.learning_starts or len(self.replay) < self._steps_of_one_sequence:
             return 0
-        since, had = self._counted_from or (self.learning_starts, 0)
+        first_step, first_update = self._counted_from or (self.learning_starts, 0)
         # 0.1 * 3 is 0.30000000000000004: rounding must not lose an update.
-        due = had + math.floor((steps - since) * self.updates_per_env_step + 1e-9)
-        return max(0, due - self.updates_done)
+        updates = first_update + math.floor((steps - first_step) * self.updates_per_env_step + 1e-9)
+        return max(0, updates - self.updates_done)
 
     @property
     def _steps_of_one_sequence(self) -> int:
@@ -278,17 +278,17 @@ class OffPolicyAlgorithm(Algorithm):
         saved = checkpoint[STATE_KEY].get("updates")
         if saved is None or self.updates_done == 0:
             return
-        before = saved["per_env_step"], saved["learning_starts"]
-        if before == (self.updates_per_env_step, self.learning_starts):
+        saved_rates = saved["per_env_step"], saved["learning_starts"]
+        if saved_rates == (self.updates_per_env_step, self.learning_starts):
             self._counted_from = saved["counted_from"]
             return
         # Count a new rate from the checkpoint. Counting from the start of the run would cause a
         # burst of updates, or a long time without updates.
         self._counted_from = max(self.env_steps, self.learning_starts), self.updates_done
-        if before[0] != self.updates_per_env_step:
+        if saved_rates[0] != self.updates_per_env_step:
             rank_zero_info(
                 f"From env step {self.env_steps:,}, updates_per_env_step is "
-                f"{self.updates_per_env_step:g}; it was {before[0]:g}."
+                f"{self.updates_per_env_step:g}; it was {saved_rates[0]:g}."
             )
 
     def minibatches_per_iteration(self) -> int:
@@ -299,9 +299,10 @@ class OffPolicyAlgorithm(Algorithm):
         super().setup(stage)
         if stage != "fit":
             return
-        each = self.data.env_steps_per_iteration // (self.data.num_envs * self.data.buffer_size)
-        least = self._steps_of_one_sequence * each * ranks.world_size()
-        self.learning_starts = max(self.learning_starts, least)
+        actions = self.data.num_envs * self.data.buffer_size  # a chunk takes several env steps
+        steps_per_action = self.data.env_steps_per_iteration // actions
+        minimum = self._steps_of_one_sequence * steps_per_action * ranks.world_size()
+        self.learning_starts = max(self.learning_starts, minimum)
         longest = self.data.max_episode_actions
         require(
             longest is None or self.n_steps <= longest,
@@ -347,7 +348,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 def make_target_network(module: _Module | None) -> _Module | None:
     """Return a frozen copy of a module for targets; None without trainable parameters."""
-    if module is None or not any(one.requires_grad for one in module.parameters()):
+    if module is None or not any(parameter.requires_grad for parameter in module.parameters()):
         return None
     return copy.deepcopy(module).requires_grad_(False)
 
@@ -430,9 +431,9 @@ class QAlgorithm(OffPolicyAlgorithm):
         super().store(rollout)
         # The replay may hold demonstrations: see `ReturnNormalizer.observe_offline`.
         if isinstance(self.reward_normalizer, ReturnNormalizer):
-            given = self.replay.take_offline_rewards()
-            if given is not None:
-                self.reward_normalizer.observe_offline(*given, self.gamma)
+            rewards = self.replay.take_offline_rewards()
+            if rewards is not None:
+                self.reward_normalizer.observe_offline(*rewards, self.gamma)
 
     def critic_objective(self) -> Objective:
         """Return the objective of the critics; batch normalization needs whole minibatches."""

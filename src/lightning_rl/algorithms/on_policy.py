@@ -162,16 +162,16 @@ class OnPolicyAlgorithm(Algorithm):
         Raises:
             ConfigurationError: if the first ratio of the run is not 1.
         """
-        chosen = self.policy_action_mask(rollout)
-        if chosen is not None:
-            mask = chosen if mask is None else mask & chosen
+        policy_mask = self.policy_action_mask(rollout)
+        if policy_mask is not None:
+            mask = policy_mask if mask is None else mask & policy_mask
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
         self._check_first_ratio(rollout, keys)
         sampler = make_sampler(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
         statistics = self.objectives[""].statistics
-        how = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
-        for epoch in epochs(sampler, *how):
+        settings = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
+        for epoch in epochs(sampler, *settings):
             first = len(statistics)
             yield from epoch
             if self._stops_early(first):
@@ -292,7 +292,7 @@ class TransitionSampler(Sampler):
         return units if self._counted is None else self._counted[units]
 
     def minibatches(
-        self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+        self, parts: Sequence[Tensor], fields: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
         if not parts:
             return
@@ -304,7 +304,7 @@ class TransitionSampler(Sampler):
         for first in range(0, len(parts), together):
             group = parts[first : first + together]
             samples = gather(self.flat, self.samples(torch.cat(list(group))))
-            for key, value in (drawn or {}).items():
+            for key, value in (fields or {}).items():
                 samples[key] = value[done : done + len(samples)]
             done += len(samples)
             yield from samples.split([len(units) for units in group])
@@ -331,13 +331,13 @@ def epochs(
         return
     parts = [o.split(size) if count is None else o.tensor_split(count) for o in orders]
     samples = [[sampler.samples(units) for units in epoch] for epoch in parts]
-    sizes = [len(one) for epoch in samples for one in epoch]
-    drawn = draw(sampler.flat, torch.cat([one for epoch in samples for one in epoch]), sizes)
-    sampler.flat = sampler.flat.exclude(*drawn)
+    sizes = [len(rows) for epoch in samples for rows in epoch]
+    fields = draw(sampler.flat, torch.cat([rows for epoch in samples for rows in epoch]), sizes)
+    sampler.flat = sampler.flat.exclude(*fields)
     done = 0
     for units, of_epoch in zip(parts, samples, strict=True):
-        end = done + sum(len(one) for one in of_epoch)
-        yield sampler.minibatches(units, {key: value[done:end] for key, value in drawn.items()})
+        end = done + sum(len(rows) for rows in of_epoch)
+        yield sampler.minibatches(units, {key: value[done:end] for key, value in fields.items()})
         done = end
 
 

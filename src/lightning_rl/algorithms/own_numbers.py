@@ -46,18 +46,18 @@ class OwnNumbers:
             for name, value in self._attributes().items()
             if not same(self._first.get(name, MISSING), _snapshot(value))
         }
-        others = [name for name, value in changed.items() if not _is_number(value)]
-        if others and not self._warned:
+        unsaved = [name for name, value in changed.items() if not _is_number(value)]
+        if unsaved and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"{type(self._owner).__name__} changes {', '.join(others)}, but a checkpoint holds "
+                f"{type(self._owner).__name__} changes {', '.join(unsaved)}, but a checkpoint has "
                 "only numbers (int, float, bool) among the attributes: a resumed run starts again "
                 "with the first values. Make tensors of them, by self.register_buffer in __init__."
             )
         return {
             name: (self._first_number(name), _plain(value))
             for name, value in changed.items()
-            if name not in others
+            if name not in unsaved
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Sequence[Any]]]) -> None:
@@ -66,22 +66,22 @@ class OwnNumbers:
         A number whose first value differs from the saved one stays: this run has set it.
         """
         alike = len(states) == ranks.world_size()
-        kept = []
+        settings = []
         for name, (first, value) in states[ranks.rank() if alike else 0].items():
-            here = self._first_number(name)
+            current = self._first_number(name)
             if not (_is_number(value) and _is_number(getattr(self._owner, name, None))):
                 continue  # another attribute now, or no number
-            is_set = here != first and not same(here, first)
+            is_set = current != first and not same(current, first)
             if is_set or (not alike and value == len(states)):  # perhaps a number of ranks
-                kept.append(f"{name}={here} (saved: {value})")
+                settings.append(f"{name}={current} (saved: {value})")
             else:
                 setattr(self._owner, name, value)
-        if kept:
-            line = f"{', '.join(kept)}: set for this run, and not restored from the checkpoint."
+        if settings:
+            line = f"{', '.join(settings)}: set for this run, and not restored from the checkpoint."
             rank_zero_only(tell)(line)
 
     def _attributes(self) -> dict[str, Any]:
-        return {name: one for name, one in vars(self._owner).items() if name not in SAVED_APART}
+        return {k: value for k, value in vars(self._owner).items() if k not in SAVED_APART}
 
     def _first_number(self, name: str) -> Any:
         """Return the first value of an attribute, or of the class; None if it is no number."""

@@ -103,8 +103,8 @@ class PPO(OnPolicyAlgorithm):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a rollout that the loss reads, besides the policy's extra fields."""
-        own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
-        return (*own, *self.correction_fields)
+        names = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
+        return (*names, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
@@ -113,7 +113,7 @@ class PPO(OnPolicyAlgorithm):
         done, terminated, truncated, final_value = (
             rollout[key][:, :-1] for key in ("done", "terminated", "truncated", "final_value")
         )
-        chosen = self.policy_action_mask(rollout)
+        policy_mask = self.policy_action_mask(rollout)
         if "intervened" in rollout.keys():
             # The policy did not earn the rewards of an intervention: bootstrap from the value.
             taken_over = rollout["intervened"][:, 1:] & ~done
@@ -125,15 +125,15 @@ class PPO(OnPolicyAlgorithm):
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
-        pair = (x if chosen is None else x[chosen] for x in (value[:, :-1], target))
+        pair = (x if policy_mask is None else x[policy_mask] for x in (value[:, :-1], target))
         self.statistics.set("explained_variance", explained_variance(*pair))
         if self.normalize_advantage == "rollout":
-            own = advantage if chosen is None else advantage[chosen]
+            x = advantage if policy_mask is None else advantage[policy_mask]
             if ranks.world_size() > 1:
-                own = ranks.normalize_over_ranks(own.flatten(), [own.numel()]).view_as(own)
+                x = ranks.normalize_over_ranks(x.flatten(), [x.numel()]).view_as(x)
             else:
-                own = normalize_advantage(own)
-            advantage = own if chosen is None else advantage.masked_scatter(chosen, own)
+                x = normalize_advantage(x)
+            advantage = x if policy_mask is None else advantage.masked_scatter(policy_mask, x)
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 

@@ -36,8 +36,8 @@ class ReferencePolicy(nn.Module):
     @torch.no_grad()
     def remember(self) -> None:
         """Copy the current parameters."""
-        for kept, value in zip(self.kept, self._changing().values(), strict=True):
-            kept.copy_(value)
+        for reference, value in zip(self.kept, self._changing().values(), strict=True):
+            reference.copy_(value)
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
         """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
@@ -54,10 +54,10 @@ class ReferencePolicy(nn.Module):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for kept, value in zip(self.kept, self._changing().values(), strict=True):
-            before = value.clone()
-            value.copy_(kept)
-            kept.copy_(before)
+        for reference, value in zip(self.kept, self._changing().values(), strict=True):
+            current = value.clone()
+            value.copy_(reference)
+            reference.copy_(current)
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class ReferencePolicy(nn.Module):
         (evaluation,) = self._evaluation
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():
-            kept = dict(zip(names, self.kept, strict=True))
-            return functional_call(evaluation, kept, (question,))  # type: ignore[no-any-return]  # torch.func
+            state = dict(zip(names, self.kept, strict=True))
+            return functional_call(evaluation, state, (question,))  # type: ignore[no-any-return]  # torch.func
 
     @property
     def _policy(self) -> Policy:

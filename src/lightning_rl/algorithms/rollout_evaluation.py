@@ -43,16 +43,16 @@ def write_values(
     rollout["value"].copy_(values.view(slots, envs).t())
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
-    ended: list[TensorDict] = []
+    final_parts: list[TensorDict] = []
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
         if policy.is_recurrent:  # the next slot's state is already zero
-            before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
-            finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
-        ended = _parts(policy, TensorDict(finals, [len(rows)]))
+            last = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
+            finals["state"] = next_state(policy, TensorDict(last, [len(rows)]))
+        final_parts = _parts(policy, TensorDict(finals, [len(rows)]))
     # Do not use `value_of`: the number of final observations varies, and graphs need a fixed
     # number.
-    final_values = _each(policy, final_value_of or policy.get_value, "value", ended, parts[0])
+    final_values = _each(policy, final_value_of or policy.get_value, "value", final_parts, parts[0])
     if final_values:
         rollout["final_value"][rows, steps] = torch.cat(final_values).to(rollout["final_value"])
 
@@ -66,13 +66,13 @@ def _each(
     ask: Callable[[TensorDict], Tensor | TensorDict],
     key: str,
     parts: list[TensorDict],
-    spare: TensorDict,
+    substitute: TensorDict,
 ) -> list[Tensor]:
     """Return a policy's answers for parts [B]; all ranks must call it equally often."""
     # Count before the first call, which waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)
-    answers = [ask(part) for part in (*parts, *[spare] * missing)]
-    return [one if isinstance(one, Tensor) else one[key] for one in answers[: len(parts)]]
+    answers = [ask(part) for part in (*parts, *[substitute] * missing)]
+    return [x if isinstance(x, Tensor) else x[key] for x in answers[: len(parts)]]
 
 
 class EvaluatesActions(Protocol):
@@ -105,8 +105,8 @@ def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     states = [state]
     for step in step_views(rollout.select("observation", "done"))[:-1]:
         read = TensorDict({"observation": step.get("observation"), "state": state}, step.batch_size)
-        ended = step["done"].view(-1, *[1] * (state.dim() - 1))
-        state = next_state(policy, read).masked_fill(ended, 0.0)
+        done = step["done"].view(-1, *[1] * (state.dim() - 1))
+        state = next_state(policy, read).masked_fill(done, 0.0)
         states.append(state)
     return torch.stack(states).transpose(0, 1)
 

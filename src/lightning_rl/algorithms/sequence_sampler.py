@@ -61,7 +61,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def minibatches(
-        self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+        self, parts: Sequence[Tensor], fields: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
         """Yield a minibatch [M] for each group of units in `parts`, with the fields `drawn`."""
 
@@ -109,9 +109,9 @@ class SequenceSampler(Sampler):
         self._counted = counted.repeat_interleave(envs, 0)
         if mask is not None:
             self._counted &= mask.t().flatten()[self._index[:, burn_in:]]
-            kept = self._counted.any(1)  # drop sequences without counted steps
-            self._index, self._real = self._index[kept], self._real[kept]
-            self._counted = self._counted[kept]
+            has_counted = self._counted.any(1)  # drop sequences without counted steps
+            self._index, self._real = self._index[has_counted], self._real[has_counted]
+            self._counted = self._counted[has_counted]
         self._all_count = bool(self._counted.all())
 
     def _cut_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,12 +134,12 @@ class SequenceSampler(Sampler):
         return index.flatten() if self._all_count else index[self._counted[units]]
 
     def minibatches(
-        self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+        self, parts: Sequence[Tensor], fields: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
         done = 0
         for units in parts:
             minibatch = self.flat[self.samples(units)]
-            for key, value in (drawn or {}).items():
+            for key, value in (fields or {}).items():
                 minibatch[key] = value[done : done + len(minibatch)]
             done += len(minibatch)
             yield with_sequences(minibatch, self._sequences(units))

@@ -78,12 +78,12 @@ class TD3(QAlgorithm):
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         policy, critic = self.policy, self.policy.critic
         # The target actor reads the features of a target encoder.
-        shared = self.target_encoder, self.target_memory
-        apart = self.target_actor_encoder, self.target_actor_memory
+        encoders = self.target_encoder, self.target_memory
+        of_actor = self.target_actor_encoder, self.target_actor_memory
         next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
         with torch.no_grad():
             features, for_critics = policy.features_for_target(
-                minibatch, next_td, shared, apart if policy.critic_reads_apart else shared
+                minibatch, next_td, encoders, of_actor if policy.critic_reads_apart else encoders
             )
             best = policy.best_unit(next_td, self.target_actor, features)
             action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
@@ -106,5 +106,5 @@ class TD3(QAlgorithm):
             (self.target_actor_encoder, policy.encoder),
             (self.target_actor_memory, policy.memory),
         ]
-        own = [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
-        return super().target_networks() + own
+        used = [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
+        return super().target_networks() + used

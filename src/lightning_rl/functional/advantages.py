@@ -175,16 +175,16 @@ def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
     """
     # Doubling in log2(T) rounds: each round doubles the later steps in x_t, and `reach_t` is the
     # product of their decays. A loop over T = 2,048 takes 50 times as long on a CPU.
-    x, reach, seen = term.clone(memory_format=torch.contiguous_format), decay.contiguous(), 1
-    while seen < x.shape[1]:
-        ahead = x[:, seen:]
-        x[:, :-seen] = torch.addcmul(x[:, :-seen], reach[:, : ahead.shape[1]], ahead)
-        reach = reach[:, :-seen] * reach[:, seen:]
-        seen *= 2
+    x, reach, stride = term.clone(memory_format=torch.contiguous_format), decay.contiguous(), 1
+    while stride < x.shape[1]:
+        later = x[:, stride:]
+        x[:, :-stride] = torch.addcmul(x[:, :-stride], reach[:, : later.shape[1]], later)
+        reach = reach[:, :-stride] * reach[:, stride:]
+        stride *= 2
     return x
 
 
-def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
+def _check_shapes(reward: Tensor, value: Tensor, *flags: Tensor) -> None:
     if reward.ndim != 2 or value.shape != (reward.shape[0], reward.shape[1] + 1):
         raise ValueError(
             f"Expected reward [N, T] and value [N, T + 1], got {list(reward.shape)} and "
@@ -192,7 +192,7 @@ def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
             "Pass whole rollouts, with the bootstrap value in the last column, not flattened "
             "transitions."
         )
-    for other in others:
+    for other in flags:
         if other.shape != reward.shape:
             raise ValueError(
                 "Expected all other tensors (terminated, truncated, ...) of shape "

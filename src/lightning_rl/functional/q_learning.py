@@ -142,8 +142,8 @@ def outputs_of_min(outputs: Tensor, q: Tensor, subset: Tensor | None = None) -> 
     else:
         place = q.gather(0, subset.t()).argmin(0)
         index = subset.gather(1, place[:, None]).squeeze(1)
-    chosen = index[None, :, None].expand(1, -1, outputs.shape[-1])
-    return outputs.gather(0, chosen).squeeze(0)
+    index = index[None, :, None].expand(1, -1, outputs.shape[-1])
+    return outputs.gather(0, index).squeeze(0)
 
 
 def random_subsets(
@@ -169,11 +169,11 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
     return (weight * difference.square()).mean()
 
 
-def advantage_weight(advantage: Tensor, scale: float, most: float) -> Tensor:
-    """Return the weights min(exp(scale * A), most) [B] of actions with the advantages A [B].
+def advantage_weight(advantage: Tensor, scale: float, max_weight: float) -> Tensor:
+    """Return the weights min(exp(scale * A), max_weight) [B] of actions with the advantages A [B].
 
     Source: Peng et al. 2019, "Advantage-Weighted Regression", algorithm 1; the bound as in
     Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit Q-Learning".
     """
     # exp(88) is the largest of float32.
-    return (scale * advantage).clamp(max=80.0).exp().clamp(max=most)
+    return (scale * advantage).clamp(max=80.0).exp().clamp(max=max_weight)

@@ -81,14 +81,14 @@ class FlatGradient:
     def clear(self) -> None:
         """Set all gradients to zero, before backward passes add to them."""
         self._whole.zero_()  # one operation for all parameters
-        for i, (parameter, part, same) in enumerate(self._views):
-            parameter.grad = part if same else None
+        for i, (parameter, part, is_view) in enumerate(self._views):
+            parameter.grad = part if is_view else None
             self._reached[i] = False
 
     def with_scalars(self, row: Tensor, count: int) -> Tensor:
         """Return scalars [L] and the accumulated gradients, as `flattened` does."""
-        for parameter, part, same in self._views:
-            if not same and parameter.grad is not None:
+        for parameter, part, is_view in self._views:
+            if not is_view and parameter.grad is not None:
                 part.copy_(parameter.grad)
         return flattened(row, [self._whole], self._reached, count)
 
@@ -105,7 +105,7 @@ class FlatGradient:
         norm = gradient.norm()
         # `_whole` holds the `.grad`s as views: one product sets them all.
         torch.mul(gradient, clip_factor(norm, max_norm), out=self._whole)
-        for (parameter, part, same), is_reached in zip(self._views, reached.tolist(), strict=True):
-            own = part if same else part.to(parameter.dtype)
-            parameter.grad = own if is_reached else None
+        for (parameter, part, is_view), flag in zip(self._views, reached.tolist(), strict=True):
+            gradient = part if is_view else part.to(parameter.dtype)
+            parameter.grad = gradient if flag else None
         return torch.cat([row, norm[None]])

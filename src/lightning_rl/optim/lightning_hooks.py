@@ -34,7 +34,7 @@ class LightningHooks:
     def overrides_minibatch_hooks(module: LightningModule) -> bool:
         """Return whether the module or a callback overrides one of `MINIBATCH_HOOKS`."""
         listeners = (module, *cast(Any, module.trainer).callbacks)
-        return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
+        return any(is_overridden(hook, user) for hook in MINIBATCH_HOOKS for user in listeners)
 
     def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
         """Run `manual_backward` of a loss [] without DDP's reducer; see `step_together`."""

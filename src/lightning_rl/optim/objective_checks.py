@@ -27,8 +27,8 @@ def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -
     Raises:
         ConfigurationError: if the owner does not hold a parameter.
     """
-    own = {id(parameter) for parameter in owner.parameters()}
-    strangers = [p for group in groups for p in group["params"] if id(p) not in own]
+    owned = {id(parameter) for parameter in owner.parameters()}
+    strangers = [p for group in groups for p in group["params"] if id(p) not in owned]
     kind = type(owner).__name__
     require(
         not strangers,
@@ -79,10 +79,10 @@ def unreached(
     )
 
 
-def quoted(names: Iterable[str], most: int = 6) -> str:
-    """Return the first `most` names in quotes, for a message."""
+def quoted(names: Iterable[str], limit: int = 6) -> str:
+    """Return the first `limit` names in quotes, for a message."""
     names = list(names)
-    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
+    return ", ".join(f"'{name}'" for name in names[:limit]) + ", ..." * (len(names) > limit)
 
 
 def _called(name: str) -> str:

@@ -198,8 +198,8 @@ def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[
         size = CPU_MICRO_BATCH
     if size is None or size >= len(minibatch):
         return [(minibatch, 1.0)]
-    whole = "sequences" in minibatch.keys()
-    parts = split_sequences(minibatch, size) if whole else minibatch.split(size)
+    is_recurrent = "sequences" in minibatch.keys()
+    parts = split_sequences(minibatch, size) if is_recurrent else minibatch.split(size)
     return [(samples, len(samples) / len(minibatch)) for samples in parts]
 
 
@@ -295,12 +295,12 @@ class Objective:
         self.statistics = UpdateStatistics(self.max_nonfinite_steps)
         self.groups = checks.with_lists(self.groups)
         checks.check_owned(self.name, self.owner, self.groups)
-        wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
+        trained = {id(parameter) for group in self.groups for parameter in group["params"]}
         # Use the owner's order, which is the same on all ranks.
         self.parameters = [
             parameter
             for parameter in self.owner.parameters()
-            if id(parameter) in wanted and parameter.requires_grad
+            if id(parameter) in trained and parameter.requires_grad
         ]
 
     def label(self, scalar: str) -> str:
@@ -347,8 +347,8 @@ class UpdateStatistics:
             "`loss`.",
         )
         table = torch.stack(rows)
-        taken = table[is_finite(table), self._names.index(name)]
-        return float(taken.mean()) if len(taken) else 0.0
+        values = table[is_finite(table), self._names.index(name)]
+        return float(values.mean()) if len(values) else 0.0
 
     def close(self) -> dict[str, float]:
         """Count the steps of an iteration; return means over the steps taken, in one transfer."""
@@ -357,12 +357,12 @@ class UpdateStatistics:
             return {}
         table = torch.stack(rows).cpu()
         finite = is_finite(table)
-        for scalars, taken in zip(table, finite.tolist(), strict=True):
-            self.passed += taken
-            self.skipped += not taken
-            self.in_a_row = 0 if taken else self.in_a_row + 1
+        for scalars, is_taken in zip(table, finite.tolist(), strict=True):
+            self.passed += is_taken
+            self.skipped += not is_taken
+            self.in_a_row = 0 if is_taken else self.in_a_row + 1
             self.exhausted |= self.in_a_row >= self.limit
-            if not taken:
+            if not is_taken:
                 self._failing = _not_finite(dict(zip(self._names, scalars, strict=True)))
         means = table[finite].mean(0).tolist() if finite.any() else []
         return dict(zip(self._names, means, strict=False))

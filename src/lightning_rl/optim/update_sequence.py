@@ -20,7 +20,7 @@ class UpdateSequence:
     Args:
         updates: the updates of the objectives, in order.
         follow_up: runs after them, such as moving target networks.
-        written: the tensors that `follow_up` writes: parameters or buffers of the owner.
+        moved: the tensors that `follow_up` writes: parameters or buffers of the owner.
 
     Raises:
         ConfigurationError: if two objectives pass a scalar of the same name.
@@ -30,11 +30,11 @@ class UpdateSequence:
         self,
         updates: Sequence[Update],
         follow_up: Callable[[], None],
-        written: Sequence[Tensor],
+        moved: Sequence[Tensor],
     ) -> None:
         self.updates = updates
         self.follow_up = follow_up
-        self.written = written
+        self.written = moved
         self._passed = [name for update in updates for name in update.objective.passes]
         for name in self._passed:
             require(

@@ -87,20 +87,20 @@ class QActorCritic(PerceptronPolicy):
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        chosen = activation if critic_activation is None else critic_activation
-        check_activation(chosen, "critic_activation")
+        critic_activation = activation if critic_activation is None else critic_activation
+        check_activation(critic_activation, "critic_activation")
         require(
             all(size >= 1 for size in sizes),
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, minimum=1)
-        self._critic_hidden_sizes, self._critic_activation = tuple(sizes), chosen
+        self._critic_hidden_sizes, self._critic_activation = tuple(sizes), critic_activation
         inputs, outputs = self.critic_sizes(features)
         self.critic = QEnsemble(
             inputs,
             sizes,
             num_critics,
-            chosen,
+            critic_activation,
             critic_normalization,
             self._network,
             outputs,
@@ -128,7 +128,7 @@ class QActorCritic(PerceptronPolicy):
 
     @property
     def _trunk(self) -> list[nn.Module]:
-        return [one for one in (self.encoder, self.memory) if one is not None]
+        return [module for module in (self.encoder, self.memory) if module is not None]
 
     @property
     def memory_of_critic(self) -> Memory | None:

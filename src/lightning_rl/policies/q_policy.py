@@ -114,7 +114,7 @@ class QPolicy(PerceptronPolicy):
 
     def modules_to_train(self) -> list[nn.Module]:
         """Return the Q network, its encoder and its memory."""
-        return [one for one in (self.actor, self.encoder, self.memory) if one is not None]
+        return [module for module in (self.actor, self.encoder, self.memory) if module is not None]
 
     def masked_values(self, td: TensorDict, values: Tensor) -> Tensor:
         """Return values [B, n] with about -inf for actions that `td` [B] forbids."""

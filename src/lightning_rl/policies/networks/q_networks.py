@@ -131,16 +131,17 @@ class QEnsemble(nn.Module):
             normalized = [width for _ in (*hidden_sizes, "last")]
         else:
             sizes = [num_inputs, *hidden_sizes, outputs]
-            for i, (before, after) in enumerate(pairwise(sizes)):
-                self._add_layer(before, after, 1.0 if i == len(hidden_sizes) else math.sqrt(2.0))
+            for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+                self._add_layer(fan_in, fan_out, 1.0 if i == len(hidden_sizes) else math.sqrt(2.0))
             normalized = list(sizes[:-1] if normalization == "batch" else hidden_sizes)
         for place, size in enumerate(normalized):
             self._add_normalization(place, size)
         if normalization == "batch":
             self.register_buffer("seen", torch.zeros(()))
 
-    def _add_layer(self, before: int, after: int, gain: float) -> None:
-        layers = [linear(before, after, gain, self.initialization) for _ in range(self.num_critics)]
+    def _add_layer(self, fan_in: int, fan_out: int, gain: float) -> None:
+        critics = range(self.num_critics)
+        layers = [linear(fan_in, fan_out, gain, self.initialization) for _ in critics]
         # [in, out], the layout of `baddbmm`.
         self.weights.append(torch.stack([layer.weight.detach().t() for layer in layers]))
         self.biases.append(torch.stack([layer.bias.detach()[None] for layer in layers]))
@@ -176,10 +177,10 @@ class QEnsemble(nn.Module):
         statistics must cover replayed and target actions, whose distributions differ. Source: Bhatt
         et al. 2024, "CrossQ", section 4.
         """
-        both = torch.cat(
+        joined = torch.cat(
             [_joined(features, unit_action), _joined(next_features, next_action)], dim=0
         )
-        outputs, next_outputs = self._pass(both, True).chunk(2, dim=1)
+        outputs, next_outputs = self._pass(joined, True).chunk(2, dim=1)
         return outputs, next_outputs
 
     def least_value(
@@ -269,8 +270,8 @@ class QEnsemble(nn.Module):
             shift = torch.where(late, shift.clamp(-LARGEST_SHIFT, LARGEST_SHIFT), 0.0)
             weight = (1.0 / self.seen).clamp(min=MOMENTUM)
             usable = (mean + var).isfinite().all()  # running statistics would stay NaN
-            for average, found in zip(averages, (mean, var), strict=True):
-                average.copy_(torch.where(usable, average.lerp(found, weight), average))
+            for average, statistic in zip(averages, (mean, var), strict=True):
+                average.copy_(torch.where(usable, average.lerp(statistic, weight), average))
         # (x - mean) * scale * ratio + shift, as one mean and one scale.
         scale = scale * ratio
         return mean - shift / scale, scale
@@ -280,7 +281,7 @@ def _joined(features: Tensor, unit_action: Tensor | None) -> Tensor:
     return features if unit_action is None else torch.cat([features, unit_action], dim=-1)
 
 
-def refuse_batch(normalization: str, whose: str) -> None:
+def refuse_batch(normalization: str, owner: str) -> None:
     """Refuse batch normalization for critics that do not support it.
 
     Raises:
@@ -288,5 +289,5 @@ def refuse_batch(normalization: str, whose: str) -> None:
     """
     require(
         normalization != "batch",
-        f"critic_normalization: {whose} cannot use batch; set none, layer or rms.",
+        f"critic_normalization: {owner} cannot use batch; set none, layer or rms.",
     )
