@@ -279,7 +279,11 @@ class Runs:
 
 def environment() -> dict[str, str]:
     """Return the environment of a check, with the package of this checkout."""
-    paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [
+        str(ROOT / "src"),
+        str(ROOT),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     absolute = [str(Path(path).absolute()) for path in paths]
     # One thread each, unless a check sets more, because several run in parallel.
     own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}

@@ -123,7 +123,7 @@ memory)
     run $config.yaml 10 "1 2 3 4 5"
     run $config.yaml 10 "1 2 3" --data.total_env_steps 100_000 --model.policy.noise_correlation 0
   done
-  pytest -m slow -s tests/numerics/test_recurrence.py tests/learning/test_privileged.py
+  pytest -m slow -s tests/numerics/test_recurrence.py tests/core/learning/test_privileged.py
   ;;
 figures)
   for family in classic mujoco off_policy robots; do

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from lightning_rl import InterventionDecision, InterventionSource, TorchEnv
+from lightning_rl import TorchEnv
 
 NUMBER = Box(-np.inf, np.inf, (1,), np.float32)
 UNIT = Box(-1.0, 1.0, (1,), np.float32)
@@ -240,27 +240,6 @@ class Walk(TorchEnv):
         x = state["x"] + action * self.pace
         info = {"metrics": {"x": x[:, 0]}}
         return TensorDict({"x": x}, [len(x)]), x.sum(-1), (x.abs() > self.edge).any(-1), info
-
-
-class ScriptedSource(InterventionSource):
-    """A person who takes over as a function says.
-
-    Args:
-        poll: returns from (source, observation) the arguments of a decision: an action or None, and the event if any.
-            It reads `episode` (from 0) and `in_charge`.
-    """
-
-    def __init__(self, poll):
-        self.script, self.episode, self.in_charge = poll, -1, False
-
-    def reset(self, seed):
-        self.episode += 1
-
-    def take_charge(self):
-        self.in_charge = True
-
-    def poll(self, observation):
-        return InterventionDecision(*self.script(self, observation))
 
 
 def reports_action_mask(empty_at=None, silent_at=None, key="action_mask"):

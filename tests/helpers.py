@@ -13,21 +13,18 @@ from tensorboard.util import tensor_util
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import lightning_rl
 from lightning_rl import (
-    APG,
     DQN,
     GRPO,
     PPO,
     SAC,
-    SHAC,
     ActorCritic,
     ActorOnly,
     CollectorContext,
     DeterministicActorCritic,
     DiscreteActorCritic,
     DiscreteSAC,
-    GripperActorCritic,
-    GripperSAC,
     GymnasiumEnv,
     OffPolicyAlgorithm,
     QPolicy,
@@ -63,17 +60,19 @@ def make_collector(cls, env, policy, num_steps, seed, *own, **settings):
 
 def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     settings = {"n_epochs": 2, "batch_size": 32, "lr_schedule": "linear"}
+    names = {base.__name__ for base in algorithm.__mro__}  # those of extensions may be left out
     cls = ActorOnly if issubclass(algorithm, GRPO) else ActorCritic
     if issubclass(algorithm, OffPolicyAlgorithm):
         settings = {"batch_size": 16, "random_env_steps": 32, "lr_schedule": "linear"}
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
-        cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
+        if "GripperSAC" in names:
+            cls = lightning_rl.GripperActorCritic
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
         cls = QPolicy if issubclass(algorithm, DQN) else cls
     own = dict(policy_kwargs or {})
-    if issubclass(algorithm, APG):
-        settings = {"n_epochs": 2, "batch_size": 32} if issubclass(algorithm, SHAC) else {}
-        cls = ActorCritic if issubclass(algorithm, SHAC) else ActorOnly
+    if "APG" in names:
+        settings = {"n_epochs": 2, "batch_size": 32} if "SHAC" in names else {}
+        cls = ActorCritic if "SHAC" in names else ActorOnly
         own = {"squash": True} | own
     cls = own.pop("policy_class", cls)
     policy = cls(data.observation_space, data.action_space, hidden_sizes=(16,), **own)

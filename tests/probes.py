@@ -8,8 +8,93 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.torch.torch_env import TorchEnv, Transition
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.extensions.tasks.probes import Probe
+
+
+class Probe(TorchEnv):
+    """A probe that shows -1 or +1, drawn at the start of an episode."""
+
+    start_size = 1
+
+    def __init__(
+        self,
+        num_envs: int,
+        action_space: gymnasium.Space[Any],
+        max_episode_steps: int,
+        device: torch.device | str,
+    ) -> None:
+        space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        super().__init__(num_envs, space, action_space, max_episode_steps, device)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        sign = torch.where(uniform < 0.5, -1.0, 1.0)
+        return TensorDict(
+            {"sign": sign, "step": torch.zeros_like(sign)}, [len(sign)], device=self.device
+        )
+
+    def observe(self, state: TensorDict) -> Observation:
+        return state["sign"]  # type: ignore[no-any-return]  # TensorDict items are untyped
+
+    def _advance(self, state: TensorDict) -> TensorDict:
+        return TensorDict(
+            {"sign": state["sign"], "step": state["step"] + 1}, state.batch_size, device=self.device
+        )
+
+
+class TimeLimitProbe(Probe):
+    """Pay 1 per step, and truncate episodes after `max_episode_steps`: V = 1 / (1 - gamma)."""
+
+    def __init__(
+        self, num_envs: int, max_episode_steps: int = 5, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(num_envs, gymnasium.spaces.Discrete(2), max_episode_steps, device)
+
+    def observe(self, state: TensorDict) -> Observation:
+        return torch.zeros_like(state["sign"])  # constant: the elapsed time is hidden
+
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
+        reward = torch.ones(self.num_envs, device=self.device)
+        return self._advance(state), reward, torch.zeros_like(reward, dtype=torch.bool), {}
+
+
+class ValueProbe(Probe):
+    """Show -1 or +1, and pay it after `delay` steps, at the end.
+
+    At the start V(s) = gamma^(delay - 1) * s.
+    """
+
+    def __init__(self, num_envs: int, delay: int = 1, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 1, device)
+        self.delay = delay
+
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
+        moved = self._advance(state)
+        terminated = moved["step"].squeeze(-1) >= self.delay
+        return moved, torch.where(terminated, state["sign"].squeeze(-1), 0.0), terminated, {}
+
+
+class ActionProbe(Probe):
+    """End after one step, and pay 1 for the right action.
+
+    Discrete: action 1 if the observation is +1, else 0. Continuous: 1 - (a - observation / 2)^2.
+    """
+
+    def __init__(
+        self, num_envs: int, continuous: bool = False, device: torch.device | str = "cpu"
+    ) -> None:
+        box = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        super().__init__(num_envs, box if continuous else gymnasium.spaces.Discrete(2), 2, device)
+        self.continuous = continuous
+
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
+        sign = state["sign"].squeeze(-1)
+        if self.continuous:
+            reward = 1.0 - (action.reshape(-1) - 0.5 * sign).square()
+        else:
+            reward = (action == (sign > 0)).float()
+        terminated = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        return self._advance(state), reward, terminated, {"success": reward > 0.9}
 
 
 class RecallProbe(Probe):

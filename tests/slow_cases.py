@@ -24,12 +24,12 @@ SLOW_CASES = {
         "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",
-        "a policy of one's own, told little": "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
+        "a policy of one's own, told little": "core/equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
         "DQN that remembers what is allowed": "[DQN of pictures]",
-        "discrete SAC, of what is allowed": "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference[True-4-True]",
+        "discrete SAC, of what is allowed": "core/numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference[True-4-True]",
         "an arm with a gripper, and help": "numerics/test_encoders.py::test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled[False]",
     },
-    "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled": {
+    "core/equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled": {
         "encoder": "numerics/test_encoders.py::test_compiled_it_follows_the_eager_run[PPO, two encoders]",
         "on": "equivalence/test_features.py::test_compiled_they_follow_the_eager_run",
     },
@@ -41,14 +41,14 @@ SLOW_CASES = {
     "equivalence/test_allowed.py::test_compiled_it_follows_the_eager_run": {
         "noise, SAC": "[parts, noise]",
     },
-    "numerics/test_sac.py::test_twenty_updates_of_sac_are_those_of_the_reference": {
+    "core/numerics/test_sac.py::test_twenty_updates_of_sac_are_those_of_the_reference": {
         "clamped-dtype1-True": "[four critics, two of them-dtype1-True]",
         "plain-dtype1-True": "[four critics, two of them-dtype1-True]",
     },
-    "numerics/test_sac.py::test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference": {
+    "numerics/test_gripper.py::test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference": {
         "1-dtype1-True": "[2-dtype1-True]",
     },
-    "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference": {
+    "core/numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference": {
         "False-2-True": "[True-4-True]",
     },
     "numerics/test_flows.py::test_compiled_it_follows_the_eager_run": {
@@ -65,16 +65,16 @@ SLOW_CASES = {
     "equivalence/test_terms.py::test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground": {
         "in the background": "[by a remote collector]",
     },
-    "equivalence/test_load_policy.py::test_it_executes_what_validate_does_bit_for_bit": {
+    "core/equivalence/test_load_policy.py::test_it_executes_what_validate_does_bit_for_bit": {
         "GRU": "[LSTM, noise]",
     },
-    "numerics/test_replay.py::test_each_index_gives_what_single_transitions_give": {
+    "core/numerics/test_replay.py::test_each_index_gives_what_single_transitions_give": {
         "more ends than there is room for-cpu": "[more ends than there is room for-disk]",
     },
     "numerics/test_taking_over.py::test_a_run_resumes_exactly_in_the_middle_of_an_intervention": {
         "in turn": "[in workers]",
     },
-    "numerics/test_interventions.py::test_a_run_with_it_resumes_exactly": {
+    "core/numerics/test_interventions.py::test_a_run_with_it_resumes_exactly": {
         "make0": "[make1]",
     },
     "numerics/test_flows.py::test_resume_is_exact": {
@@ -111,17 +111,17 @@ SLOW_CASES = {
         "CrossQ": "[SAC that remembers]",
         "discrete SAC, of what is allowed": "[DQN that remembers what is allowed]",
     },
-    "equivalence/test_own_algorithms.py::test_it_trains_is_saved_and_resumes_bit_for_bit": {
+    "core/equivalence/test_own_algorithms.py::test_it_trains_is_saved_and_resumes_bit_for_bit": {
         "off-true": "equivalence/test_off_policy.py::test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "on-true": "equivalence/test_compiled_steps.py::test_a_compiled_run_that_is_resumed_equals_the_uninterrupted_one_to_the_bit",
         "on-false": "equivalence/test_features.py::test_stopped_within_warm_up_or_after_it_they_resume_exactly",
     },
-    "equivalence/test_resume.py::test_resume_is_exact_for": {
+    "core/equivalence/test_resume.py::test_resume_is_exact_for": {
         "Acrobot": "[CartPole]",
         "MountainCar": "[CartPole]",
         "torch-native discrete": "[torch-native]",
     },
-    "equivalence/test_resume.py::test_resume_is_exact_for_mujoco": {
+    "core/equivalence/test_resume.py::test_resume_is_exact_for_mujoco": {
         "HalfCheetah-v5": "[Hopper-v5]"
     },
     "equivalence/test_async.py::test_without_lag_background_is_foreground_bit_for_bit": {
@@ -134,7 +134,7 @@ SLOW_CASES = {
         "GRPO CartPole-v1-1": "[PPO CartPole-v1-1]",
         "GRPO CartPole-v1-0": "[PPO CartPole-v1-0]",
     },
-    "equivalence/test_resume.py::test_resume_is_exact_from_every_iteration": {
+    "core/equivalence/test_resume.py::test_resume_is_exact_from_every_iteration": {
         "1": "[4]",
         "3": "[0]",
         "2": "[4]",
@@ -176,7 +176,7 @@ SLOW_CASES = {
     "numerics/test_datasets.py::test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit": {
         "vector, padding": "[tree]",
     },
-    "numerics/test_ppo.py::test_the_adaptive_rate_stands_still_while_the_actor_does": {
+    "core/numerics/test_ppo.py::test_the_adaptive_rate_stands_still_while_the_actor_does": {
         "True": "[False]",
     },
     "numerics/test_flows.py::test_the_first_ratio_is_one_in_the_background_too": {
@@ -207,11 +207,11 @@ SLOW_CASES = {
         "in a wrapper": "[a correction of another]",
     },
     # --- kills and schedules at random: as many as find the defects of scripts/mutations.py ---
-    "faults/test_async_faults.py::test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon": {
+    "core/faults/test_async_faults.py::test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon": {
         "15-async": "[2-async]",
         "2-sync": "[15-sync]",
     },
-    "faults/test_hangs.py::test_a_learner_that_waits_for_another_thread_gets_the_error": {
+    "core/faults/test_hangs.py::test_a_learner_that_waits_for_another_thread_gets_the_error": {
         "reset-async": "test_processes_that_hang_are_killed_and_the_run_ends[reset]",
         "reset-vector_entry_point": "test_an_env_in_the_learners_thread_ends_the_process[vector_entry_point-reset]",
         "reset-task": "[reset-sync]",
@@ -232,7 +232,7 @@ SLOW_CASES = {
         "copyfile-3-3": "test_a_rewrite_counts_once_it_is_whole",
         "fsync-19-4": "[unlink-17-3]",
     },
-    "faults/test_replay_files.py::test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit": {
+    "core/faults/test_replay_files.py::test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit": {
         "fsync": "[replace]",
     },
     "faults/test_remote_collectors.py::test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollout": {
@@ -245,56 +245,58 @@ SLOW_CASES = {
         "": "test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers",
     },
     # --- learning: one learner for each kind of answer; the formulas have references ---
-    "learning/test_action_bounds.py::test_the_unit_box_is_learnt_so": {
+    "core/learning/test_action_bounds.py::test_the_unit_box_is_learnt_so": {
         "": "test_any_bounds_are_learnt_as_well_as_minus_one_and_one[plain]",
     },
-    "learning/test_probes.py::test_the_actor_learns_three_bits": {
+    "core/learning/test_probes.py::test_the_actor_learns_three_bits": {
         "": "test_the_actor_learns_an_action_of_two_parts_that_is_paid_for_both",
     },
     "learning/test_off_policy.py::test_each_env_step_is_followed_by_as_many_updates": {
         "2.5-250": "[1.0-100]",
     },
-    "learning/test_probes.py::test_with_a_mask_a_corridor_is_learnt_five_times_sooner": {
+    "core/learning/test_probes.py::test_with_a_mask_a_corridor_is_learnt_five_times_sooner": {
         "2": "[1]",
         "3": "[1]",
     },
-    "learning/test_spaces.py::test_it_trains_and_resumes": {
+    "core/learning/test_spaces.py::test_it_trains_and_resumes": {
         "double-discrete": "reports/test_env_returns.py::test_an_observed_space_is_checked_evaluated_resumed_and_loaded[box float64]",
         "matrix-discrete": "[tree-discrete]",
         "bits-discrete": "reports/test_env_returns.py::test_an_observed_space_is_checked_evaluated_resumed_and_loaded[binary]",
     },
     "learning/test_off_policy.py::test_the_actor_learns_a_continuous_action": {
         "CrossQ": "[SAC]",
-        "TD3": "numerics/test_sac.py::test_twenty_updates_of_td3_are_those_of_the_reference",
+        "TD3": "core/numerics/test_sac.py::test_twenty_updates_of_td3_are_those_of_the_reference",
     },
     "learning/test_off_policy.py::test_q_under_a_time_limit_is_that_of_the_endless_task": {
-        "ReplayBuffer": "numerics/test_replay.py::test_each_index_gives_what_single_transitions_give",
+        "ReplayBuffer": "core/numerics/test_replay.py::test_each_index_gives_what_single_transitions_give",
     },
     "learning/test_off_policy.py::test_it_learns_which_of_the_allowed_actions_leads_on": {
-        "DiscreteSAC": "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference",
-        "DQN": "numerics/test_dqn.py::test_twenty_updates_are_those_of_the_reference",
+        "DiscreteSAC": "core/numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference",
+        "DQN": "core/numerics/test_dqn.py::test_twenty_updates_are_those_of_the_reference",
     },
-    "learning/test_probes.py::test_the_value_under_a_time_limit_is_that_of_the_endless_task": {
+    "core/learning/test_probes.py::test_the_value_under_a_time_limit_is_that_of_the_endless_task": {
         "LimitIsFailure-2.7": "[PPO-10.0]",
     },
     "learning/test_tasks.py::test_grpo_balances_cart_pole_within_a_fifth_of_its_budget": {
-        "": "learning/test_action_bounds.py::test_grpo_learns_them",
+        "": "core/learning/test_action_bounds.py::test_grpo_learns_them",
     },
-    "learning/test_probes.py::test_the_critic_learns_the_value_of_an_observation": {"3": "[1]"},
-    "learning/test_probes.py::test_the_actor_learns_a_continuous_action": {
-        "True": "learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one",
+    "core/learning/test_probes.py::test_the_critic_learns_the_value_of_an_observation": {
+        "3": "[1]"
     },
-    "learning/test_probes.py::test_the_actor_learns_from_pictures_which_action_is_asked_for": {
+    "core/learning/test_probes.py::test_the_actor_learns_a_continuous_action": {
+        "True": "core/learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one",
+    },
+    "core/learning/test_probes.py::test_the_actor_learns_from_pictures_which_action_is_asked_for": {
         "encoder1": "[encoder0]",
     },
-    "learning/test_probes.py::test_sac_learns_from_pictures_which_action_is_asked_for": {
+    "core/learning/test_probes.py::test_sac_learns_from_pictures_which_action_is_asked_for": {
         "False": "test_the_actor_learns_from_pictures_which_action_is_asked_for[encoder0]",
         "True": "test_the_actor_learns_from_pictures_which_action_is_asked_for[encoder0]",
     },
     "numerics/test_recurrence.py::test_a_cue_is_recalled_twenty_steps_later_by_those_who_remember": {
         "None": "[GRU]",
     },
-    "learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one": {
+    "core/learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one": {
         "bf16": "numerics/test_precision.py::test_it_learns",
         "torch": "[plain]",
         "async": "[plain]",
@@ -303,13 +305,13 @@ SLOW_CASES = {
     "cli/test_check.py::test_of_a_shipped_config_it_warns_of_nothing_and_leaves_nothing": {
         "grpo.yaml-ways2": "[ppo.yaml-ways0]",
     },
-    "learning/test_spaces.py::test_wrappers_and_env_kwargs_come_from_yaml": {
+    "core/learning/test_spaces.py::test_wrappers_and_env_kwargs_come_from_yaml": {
         "async": "[sync]",
     },
     "cli/test_bench_peers.py::test_our_runner_trains_in_envs_of_the_framework": {
         "W4-pendulum": "[W4-8]",
     },
-    "cli/test_wrappers.py::test_a_wrapper_with_arguments_trains_and_resumes": {
+    "core/cli/test_wrappers.py::test_a_wrapper_with_arguments_trains_and_resumes": {
         "ClipReward": "[FrameStackObservation]",
         "DiscretizeAction": "[RescaleAction of each entry]",
         "TimeLimit": "[FrameStackObservation]",
@@ -333,7 +335,7 @@ SLOW_CASES = {
         "tuned/ppo_inverted_double_pendulum.yaml": "[tuned/ppo_hopper.yaml]",
     },
     "cli/test_commands.py::test_a_signalled_process_saves_exits_and_resumes_exactly": {
-        "2": "faults/test_async_faults.py::test_what_a_terminal_sends_to_all_saves_and_leaves_no_process",
+        "2": "core/faults/test_async_faults.py::test_what_a_terminal_sends_to_all_saves_and_leaves_no_process",
     },
     "cli/test_gpu_check.py::test_it_runs_small_on_a_cpu": {
         "": "test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts",

@@ -7,11 +7,11 @@ import torch
 from findings import Findings
 from lightning.pytorch import seed_everything
 from tensordict import TensorDict
+from tests.probes import ActionProbe
 from torch import Tensor
 from training import train
 
 from lightning_rl import GRPO, PPO, Algorithm
-from lightning_rl.extensions.tasks.probes import ActionProbe
 
 FIRST_RATIO = 1e-5
 """README: by how much the first ratio of an update may differ from 1."""

@@ -144,19 +144,10 @@ from lightning_rl.extensions.tasks.gym_hil import (
 )
 from lightning_rl.extensions.tasks.point_mass import PointMass as PointMass
 from lightning_rl.extensions.tasks.probes import (
-    ActionProbe as ActionProbe,
-)
-from lightning_rl.extensions.tasks.probes import (
     FiveDoors as FiveDoors,
 )
 from lightning_rl.extensions.tasks.probes import (
-    TimeLimitProbe as TimeLimitProbe,
-)
-from lightning_rl.extensions.tasks.probes import (
     TwoDoors as TwoDoors,
-)
-from lightning_rl.extensions.tasks.probes import (
-    ValueProbe as ValueProbe,
 )
 from lightning_rl.extensions.tasks.push_blocks import PushBlocks as PushBlocks
 from lightning_rl.extensions.tasks.push_cube import PushCube as PushCube

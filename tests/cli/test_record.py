@@ -34,10 +34,11 @@ from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, neutral_action, script_action_function
 from lightning_rl.extensions.datasets.record_command import chunk_size_of
 from tests.commands import Command
-from tests.envs import ScriptedEnv, ScriptedSource
+from tests.envs import ScriptedEnv
 from tests.helpers import last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
+from tests.persons import ScriptedSource
 from tests.policies import ScriptedPolicy
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")

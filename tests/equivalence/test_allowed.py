@@ -20,7 +20,7 @@ from lightning_rl import (
     ReplayBuffer,
 )
 from lightning_rl.cli.app import run
-from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe

@@ -12,12 +12,12 @@ import torch
 
 from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
 from lightning_rl.envs import GymnasiumEnv
-from lightning_rl.extensions.tasks.probes import ValueProbe
 from tests.callbacks import callback, signal_at
+from tests.core.equivalence.test_resume import stop_and_resume
 from tests.envs import ScriptedTask
-from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.messages import refused
+from tests.probes import ValueProbe
 from tests.variants import variant
 
 CLOCKED = ("charts/SPS", "async/")

@@ -6,9 +6,9 @@ tests/README.md has the table of pairs that this covers.
 import pytest
 import torch
 
+from tests.core.equivalence.test_resume import stop_and_resume
 from tests.equivalence.features import ALL, WARM_UP, OwnAlgorithm
 from tests.equivalence.test_async import assert_same_training, background
-from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, scalars, train
 
 

@@ -29,11 +29,11 @@ from lightning_rl import (
 )
 from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
+from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.learning.test_probes import PictureProbe
 from tests.equivalence.features import MinimalInfo
-from tests.equivalence.test_resume import stop_and_resume
 from tests.goal_envs import GoalProbe
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
-from tests.learning.test_probes import PictureProbe
 from tests.messages import assert_names
 from tests.probes import MaskProbe
 from tests.variants import after, variant

@@ -17,7 +17,7 @@ from tests.messages import assert_names, refused
 MODULE = """
 import os, time
 from pathlib import Path
-from lightning_rl.envs import ActionProbe
+from tests.probes import ActionProbe
 
 class Fragile(ActionProbe):
     '''Fails on one rank, while the other is in the middle of a long rollout or waits for it.'''

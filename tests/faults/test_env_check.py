@@ -11,8 +11,8 @@ import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
 from lightning_rl.extensions.audit import check_env as check
-from lightning_rl.extensions.tasks.probes import TimeLimitProbe
 from tests.messages import assert_names, refused
+from tests.probes import TimeLimitProbe
 from tests.variants import after, before, passing, variant
 
 

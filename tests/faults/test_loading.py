@@ -32,7 +32,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.system.construction import config_of
 from lightning_rl.system.errors import ConfigurationError
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.helpers import assert_same, fit_in, last, load, make_data, make_ppo, train, without
 from tests.messages import assert_names
 from tests.variants import variant

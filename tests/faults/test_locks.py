@@ -41,7 +41,7 @@ from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
 from lightning_rl.system.texts import imported
 from tests.commands import rl_cli
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.helpers import last, train
 from tests.messages import assert_names, refused
 

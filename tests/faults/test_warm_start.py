@@ -10,9 +10,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
-from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
+from tests.probes import ActionProbe
 from tests.variants import variant
 
 SHORT = {"total_env_steps": 64}

@@ -23,11 +23,10 @@ from lightning_rl import (
     RLTrainer,
     ValueAtoms,
 )
-from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.algorithms import limit_is_failure
 from tests.envs import ScriptedTask
 from tests.messages import assert_names
-from tests.probes import MaskProbe
+from tests.probes import ActionProbe, MaskProbe
 from tests.variants import before
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -22,10 +22,10 @@ from lightning_rl import (
 from lightning_rl.envs import ActionChunk
 from lightning_rl.extensions.algorithms.gradients import check_gradients
 from lightning_rl.extensions.tasks.base import Pictures
-from tests.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.numerics.test_sac import actor_layers
 from tests.helpers import assert_same_run, last, make_data, make_ppo, train
 from tests.messages import refused
-from tests.numerics.test_sac import actor_layers
 from tests.q_references import Adam, backward, flat, forward
 from tests.references import gae_by_sum, numeric_gradient, segment_gain
 from tests.variants import after, before, passing

@@ -11,9 +11,9 @@ from torch import nn
 from lightning_rl import PPO, OnPolicyAlgorithm
 from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
 from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning
+from tests.core.numerics.test_gradients import minibatch_for
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.messages import refused
-from tests.numerics.test_gradients import minibatch_for
 from tests.variants import after
 
 

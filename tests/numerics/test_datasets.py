@@ -19,10 +19,10 @@ from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import read_replay, write_replay
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
+from tests.core.numerics.test_replay import ACTION as OF_STREAMS
+from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
 from tests.helpers import make_collector
 from tests.messages import refused
-from tests.numerics.test_replay import ACTION as OF_STREAMS
-from tests.numerics.test_replay import NESTED, VECTOR, Stream
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")

@@ -46,10 +46,10 @@ from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
 from lightning_rl.system.construction import config_of
 from tests.arms import arm
+from tests.core.equivalence.test_resume import stop_and_resume
 from tests.envs import ScriptedEnv
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
-from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, load, scalars, train
 from tests.messages import refused
 

@@ -21,10 +21,10 @@ from lightning_rl.rollout.contract import (
     final_observations,
     next_observations,
 )
+from tests.core.numerics.test_collection import episodes_by_hand
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.messages import refused
-from tests.numerics.test_collection import episodes_by_hand
 from tests.policies import SUM_OF_OBSERVATION
 
 LENGTH = 4

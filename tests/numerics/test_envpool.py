@@ -13,9 +13,9 @@ from gymnasium.spaces import Box
 from lightning_rl import EnvPoolEnv
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
+from tests.core.numerics.test_envs import plain, play, random_actions, row
 from tests.helpers import assert_same, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
-from tests.numerics.test_envs import plain, play, random_actions, row
 
 # --- without EnvPool ---
 

@@ -35,9 +35,23 @@ from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
+from tests.core.numerics.test_sac import (
+    ACTIONS,
+    BATCH,
+    EXACT_AND_TRACED,
+    TOLERANCE,
+    actor_layers,
+    assert_follows,
+    built,
+    critic_layers,
+    drawn,
+    tensors,
+    update,
+)
 from tests.envs import ScriptedEnv
 from tests.helpers import last, scalars, train
 from tests.messages import assert_names, refused
+from tests.q_references import DoubleQReference, SACReference
 from tests.variants import after, before
 
 
@@ -522,3 +536,66 @@ def test_sac_of_a_gripper_learns_from_its_penalty(tmp_path):
         trainer={"limit_val_batches": 0},
     )
     assert min(value for _, value in scalars(tmp_path)["train/gripper_penalty"]) < 0.0
+
+
+GRIPPER_SPACE = gymnasium.spaces.Box(
+    np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 1.0, 3.0], np.float32)
+)
+
+
+@pytest.mark.parametrize(("dtype", "compile"), EXACT_AND_TRACED)
+@pytest.mark.parametrize("delay", [1, 2])
+def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
+    delay, dtype, compile, traced_only
+):
+    """The arm is SAC's; the gripper's critic is fitted at each update, and its penalty counts in every one."""
+    module = built(
+        GripperSAC,
+        GripperActorCritic,
+        dtype,
+        compile,
+        space=GRIPPER_SPACE,
+        init_alpha=0.3,
+        policy_delay=delay,
+        max_grad_norm=0.5,
+    )
+    arm = SACReference(
+        actor_layers(module.policy.actor),
+        critic_layers(module.policy.critic),
+        alpha=float(module.log_alpha.detach().exp()),
+        rate=1e-2,
+        tau=0.1,
+        target_entropy=-ACTIONS,
+        limit=0.5,
+    )
+    gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
+    rng = np.random.default_rng(2)
+    for i in range(20):
+        batch = drawn(rng)
+        command = rng.integers(0, 3, BATCH)
+        penalty = -0.5 * rng.integers(0, 2, BATCH)
+        with_actor = (i + 1) % delay == 0
+        td = tensors(batch, dtype)
+        near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
+        last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
+        td["action"] = torch.cat((td["action"], last[:, None]), -1)
+        td["penalty"] = torch.as_tensor(penalty).to(dtype)
+        update(module, td, with_actor)
+        arm.update(batch, with_actor)
+        gripper.update(batch, command, penalty)
+    assert_follows(module, arm, TOLERANCE[dtype])
+    for network, wanted in (
+        (module.policy.gripper, gripper.layers),
+        (module.target_gripper, gripper.target),
+    ):
+        for mine, theirs in zip(actor_layers(network), wanted, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype])
+    reported = module.objectives["gripper"].statistics
+    assert len(reported) == 20
+    assert reported.close()["gripper_penalty"] < -0.1
+
+
+def test_the_critics_of_an_arm_take_no_batch_normalization():
+    with refused(names=("critic_normalization", "batch", "none, layer or rms")):
+        GripperActorCritic(Box(-1, 1, (3,)), Box(-1, 1, (3,)), critic_normalization="batch")

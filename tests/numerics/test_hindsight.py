@@ -24,10 +24,10 @@ from lightning_rl import (
 from lightning_rl.buffers import replay_buffer
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.rollout.contract import final_storage, map_tree, next_observations
+from tests.core.numerics.test_replay import ACTION, SlowReplay, Stream
 from tests.goal_envs import GoalProbe
 from tests.helpers import train
 from tests.messages import refused
-from tests.numerics.test_replay import ACTION, SlowReplay, Stream
 from tests.variants import after
 
 GOAL = Box(-9.0, 9.0, (2,))

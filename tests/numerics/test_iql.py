@@ -38,17 +38,17 @@ from lightning_rl.rollout.contract import (
     next_observations,
 )
 from lightning_rl.system import ranks
-from tests.envs import UNIT, ScriptedTask
-from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same_run, last, train
-from tests.messages import refused
-from tests.numerics.test_sac import (
+from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.numerics.test_sac import (
     OBSERVATION_SPACE,
     SPACE,
     actor_layers,
     critic_layers,
     exact,
 )
+from tests.envs import UNIT, ScriptedTask
+from tests.helpers import assert_same_run, last, train
+from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward, log_density
 from tests.references import gae_by_sum, numeric_gradient
 from tests.variants import after

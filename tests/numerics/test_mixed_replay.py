@@ -9,9 +9,16 @@ from gymnasium.spaces import Box
 
 from lightning_rl import ConfigurationError, EpisodeWriter, GymnasiumEnv, MixedReplay, ReplayBuffer
 from lightning_rl.extensions.wrappers.penalty import PenaltyTerms
+from tests.core.numerics.test_replay import (
+    ACTION,
+    NESTED,
+    VECTOR,
+    SlowReplay,
+    Stream,
+    fixed_rollout,
+)
 from tests.helpers import last, train
 from tests.messages import assert_names, refused
-from tests.numerics.test_replay import ACTION, NESTED, VECTOR, SlowReplay, Stream, fixed_rollout
 from tests.variants import after
 
 SCALAR = Box(-99, 99, ())

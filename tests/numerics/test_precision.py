@@ -27,13 +27,13 @@ from lightning_rl.algorithms.checks import check_trainer
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
-from lightning_rl.extensions.tasks.probes import ActionProbe
 from lightning_rl.functional import gae
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
 from tests.helpers import assert_same_run, fit_in, last, train
 from tests.messages import refused
+from tests.probes import ActionProbe
 from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}

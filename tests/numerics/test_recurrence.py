@@ -35,9 +35,9 @@ from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from lightning_rl.rollout.sequences import sequences_of
 from tests.callbacks import callback
+from tests.core.equivalence.test_resume import stop_and_resume
 from tests.envs import ScriptedEnv, draw
 from tests.equivalence.features import make_env
-from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import (
     assert_same_run,
     last,

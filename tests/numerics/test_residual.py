@@ -20,7 +20,7 @@ from lightning_rl import (
     load_policy,
 )
 from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
-from tests.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.messages import refused
 

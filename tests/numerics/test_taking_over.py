@@ -29,8 +29,8 @@ from lightning_rl import (
 )
 from lightning_rl.extensions.people.intervention import Pace
 from lightning_rl.rollout.contract import next_observations
-from tests.envs import ScriptedEnv, ScriptedSource, ScriptedVector
-from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
+from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import (
     assert_same_run,
     make_collector,
@@ -41,6 +41,7 @@ from tests.helpers import (
     train,
 )
 from tests.messages import assert_names, refused
+from tests.persons import ScriptedSource
 from tests.variants import before, variant
 
 LENGTH = 7

@@ -459,7 +459,7 @@ def test_areas_and_edges_of_shapes():
 
 
 def test_an_env_without_pictures_says_so():
-    from lightning_rl.extensions.tasks.probes import ValueProbe
+    from tests.probes import ValueProbe
 
     with refused(names=("ValueProbe", "render(rows)")):
         ValueProbe(2).render([0])

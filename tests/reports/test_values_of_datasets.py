@@ -10,8 +10,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lightning_rl import MixedReplay, read_episodes, read_replay
 from lightning_rl.rollout.structured_actions import StructuredActions
+from tests.core.numerics.test_replay import Stream
 from tests.messages import refused
-from tests.numerics.test_replay import Stream
 from tests.reports.datasets import ACTION, STATE, make, numbers, pa, png
 
 BOUNDED = Box(np.float32([-1, 0]), np.float32([1, 2]))

@@ -249,8 +249,8 @@ def test_a_sweep_of_a_billion_is_refused_before_it_is_listed(setting, tmp_path):
 def test_numbers_of_a_policy_of_lerobot_that_make_none_are_one_message(path, value, tmp_path):
     pytest.importorskip("safetensors")
     from lightning_rl import LeRobotPolicy
+    from tests.core.reports.test_forged_states import forged
     from tests.golden.make_lerobot import fill
-    from tests.reports.test_forged_states import forged
 
     fill(GOLDEN / "act", tmp_path / "sent")
     settings = tmp_path / "sent/config.json"

@@ -15,7 +15,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import rl_cli
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.helpers import load
 
 MODULE = """

@@ -14,7 +14,7 @@ from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.texts import imported, is_import_path
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.messages import refused
 from tests.security.watch import nothing_happens
 

@@ -33,7 +33,7 @@ _ENCODERS = (
     "BackboneEncoder DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder "
     "ResNet10 ResNet18 SpatialEmbedding SpatialSoftmaxCNN",
 )
-PROBES = ["ActionProbe", "FiveDoors", "TimeLimitProbe", "TwoDoors", "ValueProbe"]
+PROBES = ["FiveDoors", "TwoDoors"]
 """Envs that test algorithms; they are not offered for training."""
 
 _ENVS = (
@@ -116,10 +116,7 @@ No class here writes files to a path from its arguments: a test forges each argu
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
 
-_LAY_IN_ENVS = (
-    "ActionProbe FiveDoors GripperPenalty Intervention PenaltyTerms TimeLimitProbe TwoDoors "
-    "ValueProbe"
-)
+_LAY_IN_ENVS = "FiveDoors GripperPenalty Intervention PenaltyTerms TwoDoors"
 _FUNCTIONS = f"{_MANAGERS}.functions"
 _TERMS_RENAMED = {"measured": "measurement", "one": "constant", "own": "task_observation"}
 

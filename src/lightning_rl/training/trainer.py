@@ -274,8 +274,8 @@ class RLTrainer(Trainer, Configurable):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
-        # Only `fit` holds the lock of the run directory.
-        if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
+        is_training = self.state.fn == "fit" and self.state.status == "running"  # so it is locked
+        if is_training and self.run_dir in Path(filepath).parents:
             self._check_run_dir()
         for logger in self.loggers:
             logger.save()  # a run resumed from this checkpoint does not log these rows again

@@ -19,8 +19,8 @@ from lightning_rl import (
 )
 from lightning_rl.rollout.contract import next_observations, rollout_state
 from lightning_rl.system.errors import ConfigurationError
+from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.envs import ScriptedEnv, ScriptedVector
-from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, make_collector, policy_for, train
 from tests.messages import assert_names
 from tests.variants import after

@@ -222,7 +222,7 @@ def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
 def configured(directory, **env):
     """Write a config of the faulty env, and a module that registers it; run the command here."""
     (directory / "faulty.py").write_text(
-        "import gymnasium\nfrom tests.faults.test_async_faults import Faulty\n"
+        "import gymnasium\nfrom tests.core.faults.test_async_faults import Faulty\n"
         "gymnasium.register('FaultyToo-v0', Faulty)\n"
     )
     config = yaml.safe_load(shipped_configs()["ppo_async.yaml"].read_text())

@@ -6,11 +6,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, AsyncCollector, Policy
-from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.algorithms import Reinforce
 from tests.helpers import assert_same
 from tests.helpers import train as train_run
 from tests.messages import refused
+from tests.probes import ActionProbe
 from tests.variants import after, before, passing, variant
 
 QUIET = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from lightning_rl import GRPO, PPO
-from lightning_rl.extensions.tasks.probes import TimeLimitProbe
 from lightning_rl.functional import ratio
 from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from tests.callbacks import callback
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 from tests.messages import refused
+from tests.probes import TimeLimitProbe
 from tests.variants import after, before
 
 

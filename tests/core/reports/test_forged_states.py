@@ -18,7 +18,7 @@ from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.policies import ActorCritic, NatureCNN, SquashedActorCritic
 from lightning_rl.policies.networks.memory import GRU
 from lightning_rl.system.errors import ConfigurationError
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.helpers import last, load, train
 from tests.messages import refused
 

@@ -8,11 +8,11 @@ from gymnasium.spaces import Box
 
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
-from lightning_rl.extensions.tasks.probes import ActionProbe, ValueProbe
 from tests.callbacks import at_iteration, fail, signal_at
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same_run, last, load, scalars, train
 from tests.messages import refused
+from tests.probes import ActionProbe, ValueProbe
 
 
 def stop_and_resume(

@@ -25,10 +25,10 @@ from lightning_rl import (
 )
 from lightning_rl.buffers import replay_buffer
 from tests.callbacks import at_iteration
-from tests.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
+from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
+from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 from tests.helpers import assert_same, assert_same_run, last, load
 from tests.messages import assert_names, refused
-from tests.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 
 CURE = (
     "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "

@@ -9,11 +9,10 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
-from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.algorithms import limit_is_failure
 from tests.callbacks import callback
 from tests.helpers import train
-from tests.probes import MaskProbe, StructureProbe
+from tests.probes import ActionProbe, MaskProbe, StructureProbe, TimeLimitProbe, ValueProbe
 from tests.variants import before
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}

@@ -14,9 +14,9 @@ from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
+from tests.core.numerics.test_critics import MASKED, of_actions
+from tests.core.numerics.test_sac import OBSERVATION_SPACE, TOLERANCE, actor_layers
 from tests.helpers import train
-from tests.numerics.test_critics import MASKED, of_actions
-from tests.numerics.test_sac import OBSERVATION_SPACE, TOLERANCE, actor_layers
 from tests.q_references import DQNReference
 from tests.variants import after, variant
 

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from lightning_rl import GRPO, ActorCritic, AsyncCollector, GymnasiumEnv
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.extensions.tasks.probes import ActionProbe
 from lightning_rl.policies.distributions.gaussians import (
     DiagonalGaussian,
     TanhGaussian,
@@ -19,6 +18,7 @@ from lightning_rl.policies.distributions.gaussians import (
 )
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import refused
+from tests.probes import ActionProbe
 
 LOW, HIGH = (0.0, -2.0), (512.0, -1.0)
 

@@ -15,10 +15,10 @@ from lightning_rl import VectorEnvWrapper
 from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
-from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.envs import ScriptedEnv, ScriptedVector, Walk
 from tests.helpers import assert_same
 from tests.messages import refused
+from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.variants import concrete
 
 
@@ -457,7 +457,7 @@ def module_with_an_env(tmp_path, monkeypatch):
     """A module, not yet imported, whose import registers an env."""
     source = (
         "import gymnasium\n"
-        "from tests.numerics.test_envs import counter\n"
+        "from tests.core.numerics.test_envs import counter\n"
         "gymnasium.register('FromModule-v0', counter)\n"
     )
     (tmp_path / "module_with_an_env.py").write_text(source)

@@ -21,7 +21,6 @@ from lightning_rl.collectors.evaluation import (
 )
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import GymnasiumEnv, VectorEnv
-from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.rollout.contract import (
     allocate_rollout,
     next_observations,
@@ -34,6 +33,7 @@ from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
+from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.variants import after, variant
 
 

@@ -18,11 +18,11 @@ from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
-from lightning_rl.extensions.tasks.probes import ValueProbe
 from tests.callbacks import at_iteration
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
 from tests.messages import refused
+from tests.probes import ValueProbe
 from tests.variants import before
 
 TIMEOUT = 1.0

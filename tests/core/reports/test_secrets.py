@@ -11,7 +11,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium.making import from_environment
-from tests.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS
 from tests.helpers import train
 from tests.messages import refused
 

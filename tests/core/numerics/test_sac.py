@@ -11,14 +11,12 @@ from lightning_rl import (
     TD3,
     ConfigurationError,
     DeterministicActorCritic,
-    GripperActorCritic,
-    GripperSAC,
     SquashedActorCritic,
 )
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
 from tests.messages import assert_names
-from tests.q_references import DoubleQReference, SACReference, TD3Reference
+from tests.q_references import SACReference, TD3Reference
 from tests.variants import variant
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
@@ -161,64 +159,6 @@ def test_twenty_updates_of_sac_are_those_of_the_reference(settings, dtype, compi
     assert_follows(module, reference, TOLERANCE[dtype])
     assert abs(float(module.log_alpha.detach()) - float(reference.log_alpha)) < TOLERANCE[dtype]
     assert module.updates_done == 20
-
-
-GRIPPER_SPACE = gymnasium.spaces.Box(
-    np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 1.0, 3.0], np.float32)
-)
-
-
-@pytest.mark.parametrize(("dtype", "compile"), EXACT_AND_TRACED)
-@pytest.mark.parametrize("delay", [1, 2])
-def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
-    delay, dtype, compile, traced_only
-):
-    """The arm is SAC's; the gripper's critic is fitted at each update, and its penalty counts in every one."""
-    module = built(
-        GripperSAC,
-        GripperActorCritic,
-        dtype,
-        compile,
-        space=GRIPPER_SPACE,
-        init_alpha=0.3,
-        policy_delay=delay,
-        max_grad_norm=0.5,
-    )
-    arm = SACReference(
-        actor_layers(module.policy.actor),
-        critic_layers(module.policy.critic),
-        alpha=float(module.log_alpha.detach().exp()),
-        rate=1e-2,
-        tau=0.1,
-        target_entropy=-ACTIONS,
-        limit=0.5,
-    )
-    gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
-    rng = np.random.default_rng(2)
-    for i in range(20):
-        batch = drawn(rng)
-        command = rng.integers(0, 3, BATCH)
-        penalty = -0.5 * rng.integers(0, 2, BATCH)
-        with_actor = (i + 1) % delay == 0
-        td = tensors(batch, dtype)
-        near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
-        last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
-        td["action"] = torch.cat((td["action"], last[:, None]), -1)
-        td["penalty"] = torch.as_tensor(penalty).to(dtype)
-        update(module, td, with_actor)
-        arm.update(batch, with_actor)
-        gripper.update(batch, command, penalty)
-    assert_follows(module, arm, TOLERANCE[dtype])
-    for network, wanted in (
-        (module.policy.gripper, gripper.layers),
-        (module.target_gripper, gripper.target),
-    ):
-        for mine, theirs in zip(actor_layers(network), wanted, strict=True):
-            for a, b in zip(mine, theirs, strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype])
-    reported = module.objectives["gripper"].statistics
-    assert len(reported) == 20
-    assert reported.close()["gripper_penalty"] < -0.1
 
 
 @pytest.mark.parametrize(("dtype", "compile"), EXACT_AND_TRACED)

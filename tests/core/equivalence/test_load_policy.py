@@ -347,7 +347,7 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
     path = trained_by(tmp_path, Mine)
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
-    assert "names 'tests.equivalence.test_load_policy.Mine' as model.init_args.policy" in str(
+    assert "names 'tests.core.equivalence.test_load_policy.Mine' as model.init_args.policy" in str(
         error.value
     )
     assert_names(str(error.value), "trust_code=True", "policy=...")

@@ -16,7 +16,6 @@ from lightning_rl import (
     DeterministicActorCritic,
     DiscreteActorCritic,
     DiscreteSAC,
-    GripperActorCritic,
     ReplayBuffer,
     SquashedActorCritic,
     ValueAtoms,
@@ -33,9 +32,15 @@ from lightning_rl.functional import (
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import QEnsemble
 from lightning_rl.policies.normalization import ReturnNormalizer
+from tests.core.numerics.test_sac import (
+    OBSERVATION_SPACE,
+    SPACE,
+    actor_layers,
+    built,
+    critic_layers,
+)
 from tests.helpers import train
 from tests.messages import assert_names, refused
-from tests.numerics.test_sac import OBSERVATION_SPACE, SPACE, actor_layers, built, critic_layers
 from tests.probes import MaskProbe
 from tests.q_references import DiscreteSACReference, forward, log_softmax, projected
 from tests.variants import after, variant
@@ -342,13 +347,6 @@ def test_what_cannot_be_is_refused():
         "tau=0.005",
         "model.tau: null",
         "critic_normalization: layer",
-    )
-    arm = gymnasium.spaces.Box(-1.0, 1.0, (3,))
-    assert_names(
-        message_of(lambda: GripperActorCritic(OBSERVATION_SPACE, arm, **make)),
-        "critic_normalization",
-        "batch",
-        "none, layer or rms",
     )
     assert_names(
         message_of(

@@ -27,7 +27,6 @@ from lightning_rl import RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
-from lightning_rl.extensions.tasks.probes import ValueProbe
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.runs import new_run_dir
@@ -38,6 +37,7 @@ from tests.commands import Command, rl_cli, serving
 from tests.envs import ScriptedVector
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
+from tests.probes import ValueProbe
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
