@@ -302,9 +302,7 @@ class RunCheck(Callback):
         if not env_check.failed:
             self._film(trainer, data)
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
-        metrics = [
-            callback.metric for callback in callbacks if isinstance(callback, BestCheckpoint)
-        ]
+        metrics = [c.metric for c in callbacks if isinstance(c, BestCheckpoint)]
         # The training env tells nothing of another evaluation env.
         if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:

@@ -167,11 +167,8 @@ def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         )
         block_names += matching
     # A matching module within another matching module is sharded together with it.
-    outer = [
-        name
-        for name in block_names
-        if not any(name.startswith(f"{parent}.") for parent in block_names)
-    ]
+    parents = tuple(f"{name}." for name in block_names)
+    outer = [name for name in block_names if not name.startswith(parents)]
     modules = [policy.get_submodule(name) for name in dict.fromkeys(outer)]
     for name, module in zip(outer, modules, strict=False):
         require(
@@ -242,11 +239,9 @@ def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> Non
         for name, target in _tensors(policy):
             value = values.pop(name, None)
             if isinstance(target, DTensor):
-                full_value = (
-                    torch.empty(target.shape, dtype=target.dtype) if value is None else value
-                )
-                full_value = full_value.to(target.device)
-                target.copy_(distribute_tensor(full_value, mesh, target.placements))
+                source = torch.empty(target.shape, dtype=target.dtype) if value is None else value
+                source = source.to(target.device)
+                target.copy_(distribute_tensor(source, mesh, target.placements))
             else:
                 target.copy_(ranks.from_first(target if value is None else value.to(target.device)))
 

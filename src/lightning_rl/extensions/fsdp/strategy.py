@@ -67,9 +67,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         saved = optimizer.state_dict()
-        return saved | {
-            "state": {i: self._on_first(entries) for i, entries in saved["state"].items()}
-        }
+        return saved | {"state": {i: self._on_first(state) for i, state in saved["state"].items()}}
 
     def _on_first(self, state: Mapping[str, Any]) -> dict[str, Any]:
         gathered_state = {}
@@ -98,9 +96,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         states = []
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [
-                parameter for group in optimizer.param_groups for parameter in group["params"]
-            ]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             # An optimizer numbers its states by the order of the parameters in its groups.
             numbered = dict(enumerate(parameters))
             state = {
