@@ -20,6 +20,7 @@ from lightning_rl import (
     HindsightReplay,
     MixedReplay,
     ReplayBuffer,
+    ValueAtoms,
 )
 from lightning_rl.buffers import replay_buffer
 from lightning_rl.extensions.tasks.probes import TwoDoors
@@ -28,7 +29,7 @@ from tests.core.numerics.test_replay import ACTION, SlowReplay, Stream
 from tests.goal_envs import GoalProbe
 from tests.helpers import train
 from tests.messages import refused
-from tests.variants import after
+from tests.variants import after, variant
 
 GOAL = Box(-9.0, 9.0, (2,))
 SPACE = Dict(achieved_goal=GOAL, desired_goal=GOAL, observation=Box(-1.0, 1.0, (3,)))
@@ -225,6 +226,16 @@ def run(**changed):
 def test_what_cannot_be_relabelled_is_refused(changed, message, tmp_path):
     with refused(names=message):
         train(tmp_path, **run(**changed))
+
+
+def test_rewards_of_new_goals_fit_the_limit_before_the_first_success(tmp_path):
+    def judge(env, achieved, desired):
+        reached = (achieved == desired).all(-1)
+        return 10.0 * reached, reached
+
+    changed = run(model={"normalize_reward": True}, policy={"value_atoms": ValueAtoms(limit=5.0)})
+    module, *_ = train(tmp_path, **changed | {"env": variant(GoalProbe, judge=judge)})
+    assert module.scaled(torch.tensor([10.0])).tolist() == [5.0]
 
 
 def mixed(*args, **kwargs):

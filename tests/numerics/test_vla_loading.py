@@ -6,6 +6,7 @@ Models of random weights, 70,000 to 80,000 parameters, written to and read from 
 import ast
 import json
 import pickle
+import shutil
 
 import gymnasium
 import numpy as np
@@ -21,7 +22,7 @@ from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.system.errors import ConfigurationError
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same, assert_same_run, last, scalars
+from tests.helpers import assert_same, assert_same_run, last, load, scalars
 from tests.messages import refused
 from tests.numerics.test_vla import data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES
@@ -373,3 +374,22 @@ def test_the_core_imports_nothing_of_the_extra():
                 if (path.name, name) == ("encoders.py", "safetensors.torch"):
                     continue  # where a file of weights is named that is one of those
                 assert name.split(".")[0] not in ("transformers", "peft", "safetensors"), path
+
+
+def test_the_scaling_of_pixels_belongs_to_the_weights(directories, tmp_path):
+    """Earlier versions saved it in the description of the policy alone."""
+    shutil.copytree(directories / "smolvlm", tmp_path / "smolvlm")
+    policy = policy_of(tmp_path, "smolvlm")
+    fit(tmp_path / "run", PPO(policy, n_epochs=1, batch_size=16), data_module(iterations=1))
+    checkpoint = last(tmp_path / "run")
+    (tmp_path / "smolvlm" / "preprocessor_config.json").unlink()
+    for _ in range(2):
+        loaded = load_policy(checkpoint).module.backbone
+        assert loaded.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
+        content = load(checkpoint)
+        settings = content["lightning_rl"]["policy"]["backbone"]["settings"]
+        for name in ("pixel_mean", "pixel_std"):
+            settings[name] = content["state_dict"].pop(f"policy.backbone.{name}", loaded.pixel_mean)
+            settings[name] = settings[name].tolist()
+        content["lightning_rl"].pop("contents", None)
+        torch.save(content, checkpoint)

@@ -431,6 +431,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         super().store(rollout)
         # The replay may hold demonstrations: see `ReturnNormalizer.observe_offline`.
         if isinstance(self.reward_normalizer, ReturnNormalizer):
+            if self.replay.largest_new_reward is not None:
+                self.reward_normalizer.raise_largest(self.replay.largest_new_reward)
             rewards = self.replay.take_offline_rewards()
             if rewards is not None:
                 self.reward_normalizer.observe_offline(*rewards, self.gamma)

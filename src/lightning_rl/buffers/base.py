@@ -118,6 +118,9 @@ class Replay(ABC):
             "on sequences. Set data.replay: ReplayBuffer, or remove the memory."
         )
 
+    largest_new_reward: Tensor | None = None
+    """Largest absolute reward [1] that the replay itself computes, after the first `extend`."""
+
     def take_offline_rewards(self) -> "OfflineRewards | None":
         """Return rewards of transitions without a collector, once; None if there are none."""
         return None  # most replays hold only what collectors made

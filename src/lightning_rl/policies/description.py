@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
@@ -28,6 +29,9 @@ NOT_OF_THE_FUNCTION = (
 
 SOURCES = (*STATISTICS_FILES, "statistics_key")
 """Attributes that name statistics, see `with_statistics`."""
+
+PIXEL_SCALING = ("pixel_mean", "pixel_std")
+"""Buffers that earlier versions saved in the description, not in the weights."""
 
 EARLIER = "An earlier version wrote the checkpoint without the statistics of its policy."
 
@@ -83,9 +87,13 @@ def with_statistics(
     """
     state = dict(saved)
     for path, part in module.named_modules():
+        place, prefix = path.removeprefix("policy").removeprefix("."), f"{path}." if path else ""
+        for name in PIXEL_SCALING:
+            if isinstance(buffer := getattr(part, name, None), Tensor):
+                value = _settings_of(description, place).get(name, buffer)
+                state.setdefault(prefix + name, torch.as_tensor(value).view_as(buffer))
         if not hasattr(part, "add_statistics"):
             continue
-        place, prefix = path.removeprefix("policy").removeprefix("."), f"{path}." if path else ""
         # Before `add_statistics`, which adds the key.
         is_earlier = f"{prefix}head.center" not in state
         try:

@@ -156,7 +156,8 @@ class ReturnNormalizer(RewardNormalizer):
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
     |G| so far, without clipping, so that returns fit categorical critics. Source: Lee et al. 2025
     (SimbaV2), section 4.3. With a `MixedReplay`, the variance covers collected samples and
-    demonstrations by their shares. The scale is 1 while the variance is 0.
+    demonstrations by their shares, and rewards of new goals (`HindsightReplay`) are at most
+    `limit`. The scale is 1 while the variance is 0.
 
     Args:
         limit: bound on returns; None for no limit.
@@ -178,7 +179,11 @@ class ReturnNormalizer(RewardNormalizer):
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
         super().update(batch)
-        largest = batch.abs().amax(0) if len(batch) else torch.zeros_like(self.largest)
+        self.raise_largest(batch.abs().amax(0) if len(batch) else torch.zeros_like(self.largest))
+
+    @torch.no_grad()
+    def raise_largest(self, largest: Tensor) -> None:
+        """Raise `largest` to a value [1] of any process; all processes call this."""
         if ranks.world_size() > 1:
             maximum = max(ranks.gather_over_ranks(float(largest)))
             largest = torch.full_like(largest, maximum)

@@ -114,6 +114,8 @@ class HindsightReplay(ReplayBuffer):
         rows = self._row(torch.arange(first, stored * self.num_envs, device=self._home))
         achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
         computed, _ = self._judge(achieved, desired)
+        # Collected rewards are all 0 before the first success; relabelled ones are not.
+        self.largest_new_reward = self._judge(achieved, achieved)[0].abs().amax(0, keepdim=True)
         paid = self._ring["reward",].index_select(0, rows)
         differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
         if differs.float().mean() > MOST_DIFFERENT:

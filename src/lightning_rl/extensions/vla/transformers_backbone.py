@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.errors import check_range, do_weights_follow, require
 from lightning_rl.extensions.vla.backbone import Backbone, Features, refuse_unknown_tokens
 from lightning_rl.extensions.vla.loading import image_statistics, load_vla_model
 
@@ -177,7 +177,7 @@ class TransformersBackbone(Backbone):
     ) -> None:
         statistics = (mean, std) if mean is not None and std is not None else image_statistics(path)
         require(
-            statistics is not None or kind == "hf_config",
+            statistics is not None or kind == "hf_config" or do_weights_follow(),
             f"{path} has no preprocessor_config.json with image_mean and image_std, which scale "
             "pixels. Copy the model's file there, or set both (0.5 for each colour, if the model "
             "takes -1 to 1).",
@@ -185,7 +185,7 @@ class TransformersBackbone(Backbone):
         scaling = statistics or ([0.5] * 3, [0.5] * 3)
         for name, values in zip(("pixel_mean", "pixel_std"), scaling, strict=True):
             tensor = torch.tensor(list(values or ())).view(3, 1, 1)
-            self.register_buffer(name, tensor, persistent=False)
+            self.register_buffer(name, tensor)
 
 
 class VocabularyTail(nn.Module):
