@@ -1,6 +1,7 @@
 """Policies that LeRobot wrote act as LeRobot's own run did, and are refused where they would not."""
 
 import json
+import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -230,6 +231,19 @@ def test_an_option_that_is_not_done_is_refused_by_name(name, overrides, message,
     path = place(name) if "cameras" not in name else GOLDEN / name  # without its weights
     with refused(names=message):
         LeRobotPolicy(path=str(path), overrides=overrides)
+
+
+@pytest.mark.parametrize("name", ["act", "diffusion", "smolvla"])
+def test_numbers_out_of_bounds_are_one_message_before_memory_is_allocated(name, place):
+    path = place(name)
+    for field, value in json.loads((path / "config.json").read_text()).items():
+        for other in (10**10, -5, math.nan) if type(value) in (int, float) else ():
+            if not field.startswith(("optimizer_", "scheduler_", "dropout", "kl_", "drop_")):
+                with refused(names=(field, other)):
+                    LeRobotPolicy(path=str(path), overrides={field: other})
+    wide = {"observation.state": {"type": "STATE", "shape": [10**5, 10**5]}}
+    with refused(names=("input_features", 10**5)):
+        LeRobotPolicy(path=str(path), overrides={"input_features": wide})
 
 
 def steps_of(path, file):

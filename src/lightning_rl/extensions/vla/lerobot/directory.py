@@ -16,6 +16,9 @@ from lightning_rl.extend.files import expanded, read_json, write_atomically
 from lightning_rl.extend.policies import fitting, refuse_adapter, weights_at
 from lightning_rl.extensions.vla.weights import extra
 
+MOST_LAYERS, LARGEST_SIZE, LARGEST_FEATURE = 2**8, 2**14, 2**26
+"""Bounds of the numbers in config.json, checked before memory is allocated."""
+
 KINDS = ("act", "diffusion", "smolvla")
 """Types of policies that are read."""
 
@@ -149,6 +152,13 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
             _is_a(values[name], kinds[name]),
             f"{directory.path / 'config.json'}: {name} is {value!r}, not {kinds[name]}.",
         )
+        largest = MOST_LAYERS if name.endswith("_layers") else LARGEST_SIZE
+        numbers = values[name] if isinstance(values[name], tuple) else (values[name],)
+        require(
+            all(-1 <= number <= largest for number in numbers if type(number) in (int, float)),
+            f"{directory.path / 'config.json'}: {name} is {value!r}, which must lie in [-1, "
+            f"{largest}].",
+        )
     settings = cls(**values)
     refuse_unsupported(directory, {"use_peft": (settings.use_peft, False)})
     return settings
@@ -218,9 +228,14 @@ def _features(config: Mapping[str, Any], name: str, file: Path) -> dict[str, Fea
         and isinstance(f.get("type"), str)
         and isinstance(f.get("shape"), list)
         and all(type(size) is int and size > 0 for size in f["shape"])
+        and math.prod(f["shape"]) <= LARGEST_FEATURE
         for f in features.values()
     )
-    require(fits, f"{file}: {name} must give type and shape of each feature, got {features!r}.")
+    require(
+        fits,
+        f"{file}: {name} must give type and shape of each feature, at most {LARGEST_FEATURE} "
+        f"numbers, got {features!r}.",
+    )
     assert isinstance(features, dict)
     return {key: Feature(f["type"], tuple(f["shape"])) for key, f in features.items()}
 
