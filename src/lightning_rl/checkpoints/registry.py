@@ -105,6 +105,7 @@ _TABLE = {
 SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
 """Top-level keys of a configuration."""
 
+# Names without a package are public names of this one.
 CLASSES = {
     key: AllowedClasses(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
     for key, (kind, names) in _TABLE.items()
@@ -143,6 +144,7 @@ def present_path(path: str) -> str:
     """Return the present import path for one of any version."""
     for old, new in RENAMED.items():  # an object comes before the module that contained it
         if path == old or path.startswith(f"{old}."):
+            # Once more, because a name may have changed twice.
             return present_path(new + path.removeprefix(old))
     return path
 

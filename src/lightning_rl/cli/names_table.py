@@ -47,6 +47,7 @@ class Table(NamedTuple):
 
 def current_table() -> Table | None:
     """Return the table, or None if it does not exist or describes another state of the package."""
+    # A damaged table counts as none; a TypeError means other fields.
     with suppress(OSError, ValueError, TypeError):
         table = Table(**json.loads(_file().read_text(encoding="utf-8")))
         if table.key == _state():

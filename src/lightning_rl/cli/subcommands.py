@@ -32,6 +32,7 @@ def run_subcommand(name: str, options: Sequence[str], command_line: CommandLine)
     try:
         subcommand = function_at(path)
     except ModuleNotFoundError as error:
+        # Without an extra, the missing module is an error of this package.
         if not extra:
             raise
         raise ConfigurationError(

@@ -91,6 +91,7 @@ class ActorCritic(ActorOnly):
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
         # After the actor: the initial weights depend on the order of construction.
         size = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
+        # The critic has the actor's sizes by default, but no normalization of hidden units.
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = mlp(
             size,
