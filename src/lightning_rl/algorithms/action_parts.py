@@ -75,6 +75,7 @@ def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
     if "executed" not in minibatch.keys():
         return torch.ones_like(log_prob, dtype=torch.bool)
     executed: Tensor = minibatch["executed"]
+    # K actions of a chunk, each with L / K parts.
     return executed.repeat_interleave(log_prob.shape[-1] // executed.shape[-1], -1)
 
 
@@ -82,6 +83,7 @@ def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
     """Sum log-probs [B] or [B, L] over the executed parts of samples [B], to [B]."""
     if log_prob.dim() == len(minibatch.batch_size):
         return log_prob
+    # `where`, not a product: 0 times an infinite log-prob would be NaN.
     return torch.where(executed_parts(minibatch, log_prob), log_prob, 0.0).sum(-1)
 
 
@@ -110,6 +112,7 @@ def part_weights_over_ranks(
     lengths = torch.tensor(sizes, device=mask.device)
     rank_counts = torch.segment_reduce(mask.sum(1), "sum", lengths=lengths)
     counted, parts = ranks.sum_over_ranks(torch.stack([rank_counts, lengths * mask.shape[1]]))
+    # Minibatches of all ranks have mean 1 together: ranks may have counted different parts.
     scale: Tensor = parts / counted.clamp(min=1.0)
     return {"part_weight": mask * scale.repeat_interleave(lengths)[:, None]}
 

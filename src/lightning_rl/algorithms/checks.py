@@ -206,6 +206,7 @@ def check_all_parameters_move(
         f"groups=[*self.policy.parameter_groups(), {{'params': [...]}}]); or freeze them "
         "(targets, references) with requires_grad_(False).",
     )
+    # Tensors in lists, dicts or plain attributes are in no state dict and no optimizer.
     loose = [
         f"{prefix}.{name}" if prefix else name
         for prefix, module in algorithm.named_modules()
@@ -272,6 +273,7 @@ def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> N
 
 def check_drawn_fields(algorithm: type, base: type) -> None:
     """Refuse an algorithm with `prepare` but without `drawn_fields`, for several processes."""
+    # The class that overrides `prepare`, or a subclass of it, must override `drawn_fields`.
     order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
     prepares, draws = (
         next(i for i, cls in enumerate(order) if name in vars(cls))
@@ -312,6 +314,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
 def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | None:
     name = type(policy).__name__
     stored: Tensor = rollout["sample_log_prob"][:, :-1]
+    # Dropout or sampling in the check must not change the run's random streams.
     with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
         log_prob = log_prob_of(policy, rollout)
     if log_prob.shape != stored.shape:
@@ -330,6 +333,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     row, step = differs.nonzero()[0].tolist()
     share = f"{int(differs.sum())} of {int(fresh.sum())} steps"
     if not differs[:, 0].any():
+        # A hint at a state in the module: at the first step both calls begin with an empty one.
         share += ", but not in the first step of any env"
     return (
         f"{name}.evaluate_actions and {name}.forward return different log-probs for the same "
@@ -351,6 +355,7 @@ def computes_below_float32(policy: Policy, device: torch.device) -> bool:
     backends: Any = torch.backends  # its type lacks `fp32_precision`
     if device.type != "cuda":
         return backends.mkldnn.matmul.fp32_precision in ("tf32", "bf16")
+    # cuDNN has its own switch for convolutions, which is on by default.
     convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in policy.modules())
     return backends.cuda.matmul.fp32_precision == "tf32" or (
         convolves and backends.cudnn.conv.fp32_precision == "tf32"

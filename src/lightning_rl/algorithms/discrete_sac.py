@@ -49,6 +49,7 @@ class DiscreteSAC(SoftActorCritic):
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         target = self.target(minibatch)
         q = self.policy.action_values(minibatch)
+        # One action for all critics [E, B, 1], because `gather` does not broadcast.
         action = minibatch["action"].reshape(1, -1, 1).expand(len(q), -1, 1)
         q = q.gather(-1, action).squeeze(-1)
         return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
@@ -72,6 +73,7 @@ class DiscreteSAC(SoftActorCritic):
         log_probs = self.policy.log_probs(minibatch, features)
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
+            # The expectation over all actions needs no gradient through the critics.
             q = self.reduce_q(self.policy.action_values(minibatch, features=for_critics))
         loss = -expected_soft_value(log_probs, q, alpha).mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1)
@@ -81,5 +83,6 @@ class DiscreteSAC(SoftActorCritic):
         return loss, reported
 
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        # The target differs between states, so it is passed by the actor's loss, not a setting.
         lacking = minibatch["target_entropy"] - minibatch["entropy"]
         return temperature_loss(self.log_alpha, lacking, 0.0), {}

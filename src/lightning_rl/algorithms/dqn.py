@@ -109,6 +109,7 @@ class DQN(OffPolicyAlgorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.store(rollout)
         for minibatch in self.minibatches(rollout):
+            # `update_in_turn` also moves the target network; a plain update does not.
             if (self.updates_done + 1) % self.target_update_interval == 0:
                 self.update_in_turn(minibatch, "q")
             else:
@@ -128,8 +129,10 @@ class DQN(OffPolicyAlgorithm):
         policy = self.policy
         next_td = TensorDict({"observation": minibatch.get("next_observation")}, [len(minibatch)])
         x = policy.next_features(minibatch, next_td, self.target_encoder, self.target_memory)
+        # Without `double_q` the target network chooses the action that it values.
         target_q = chosen_by = widened(self.target_q(x))
         if self.double_q:
             chosen_by = widened(policy.actor(policy.next_features(minibatch, next_td)))
+        # Only the choice is masked: the value of the chosen action is gathered from `target_q`.
         next_q = policy.masked_values(next_td, chosen_by)
         return double_q_target(minibatch["reward"], minibatch["discount"], next_q, target_q)

@@ -133,6 +133,7 @@ class GRPO(OnPolicyAlgorithm):
     def configure_model(self) -> None:
         super().configure_model()
         if self.reference is not None and self.policy.sharding is not None:
+            # Shards exist only now; the copy made in the constructor has whole parameters.
             self.reference.copy()
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
@@ -184,6 +185,7 @@ class GRPO(OnPolicyAlgorithm):
         return mask
 
     def _helped(self, intervened: Tensor, done: Tensor) -> Tensor:
+        # True up to the last intervention of each episode: a backward scan that stops at ends.
         return reversed_scan(intervened.float(), (~done).float()) > 0
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
@@ -195,12 +197,14 @@ class GRPO(OnPolicyAlgorithm):
                 "has reported it. Set filter_groups: false; groups of equal returns have "
                 "advantage 0 anyway."
             )
+        # `argmax` gives the first end; an unfinished row gets 0, which `has_ended` corrects.
         first = done.long().argmax(1, keepdim=True)
         has_ended = done.any(1)
         succeeded = has_ended & rollout["success"].gather(1, first).squeeze(1)
         has_ended, succeeded = (rows.view(-1, self.group_size) for rows in (has_ended, succeeded))
         undecided = ~(succeeded.all(1) | (has_ended & ~succeeded).all(1))
         self.statistics.set("undecided_groups", undecided.float().mean())
+        # Back from one number per group to one per env.
         return undecided.repeat_interleave(self.group_size)
 
     def _weight(self, mask: Tensor, env_steps: Tensor | None) -> Tensor:

@@ -61,6 +61,7 @@ class Learner:
         self.phase = phase
         self.iterations = iterations
         self._objectives = objectives
+        # A graph cannot call Lightning's hooks of single minibatches.
         if compilation.compiled and hooks is not None:
             reason = (
                 "a callback or the module overrides one of "
@@ -69,6 +70,7 @@ class Learner:
             compilation.give_up(reason, f"compile: true has no effect: {reason}.")
         self.graphs: Graphs | None = None
         if compilation.compiled:
+            # Lightning changes its own attributes during a run; a loss does not read them.
             left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
             self.graphs = Graphs(owner, owner.device, compilation, left_out, HIDDEN)
         self.updates: dict[str, Update] = {
@@ -94,6 +96,7 @@ class Learner:
             follow_up: tensor operations after the steps, such as moving target networks.
             moved: returns the owner's tensors that `follow_up` writes.
         """
+        # One sequence per set of objectives: each is a graph of its own if compiled.
         sequence = self._sequences.get(names)
         if sequence is None:
             sequence = self._sequences[names] = self._new_sequence(names, follow_up, moved())

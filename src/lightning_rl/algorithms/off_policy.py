@@ -218,6 +218,7 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def updates_done(self) -> int:
         """Number of updates of the run so far, including skipped ones."""
+        # Every update steps the first objective; the others may have a delay.
         first = next(iter(self.objectives.values())).statistics
         return first.passed + first.skipped + len(first)
 
@@ -242,6 +243,7 @@ class OffPolicyAlgorithm(Algorithm):
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
         )
+        # Otherwise the first targets would come from untrained critics.
         for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
 
@@ -261,6 +263,7 @@ class OffPolicyAlgorithm(Algorithm):
         """
         tau = 1.0 if self.tau is None else self.tau
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+            # In place: a compiled graph reads this tensor.
             slow.lerp_(fast.detach(), tau)
 
     # --- hooks of Lightning and `Algorithm` ---
@@ -415,6 +418,7 @@ class QAlgorithm(OffPolicyAlgorithm):
             "model.tau: null (CrossQ), or critic_normalization: layer.",
         )
         if self.tau is not None:
+            # Copies, not new networks: a target starts equal to its source.
             self.target_critic = copy.deepcopy(critic).requires_grad_(False)
             self.target_encoder = make_target_network(policy.encoder_of_critic)
             self.target_memory = make_target_network(policy.memory_of_critic)
@@ -467,6 +471,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         action = policy.unit(minibatch["action"])
         features = policy.critic_features(minibatch)
         if self.target_critic is None:
+            # Without target networks: one pass, so that batch statistics cover both sets.
             joined = critic.joint_outputs(features, action, next_features, next_action)
             outputs, next_outputs = joined
         else:
@@ -475,6 +480,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         return outputs, next_outputs.detach()
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
+        # A network may be absent: a flat observation has no encoder, an MLP policy no memory.
         pairs = [
             (self.target_critic, self.policy.critic),
             (self.target_encoder, self.policy.encoder_of_critic),

@@ -63,9 +63,11 @@ class OffPolicyCorrection:
         scalars = {"async/staleness_mean": lag.mean(), "async/staleness_max": lag.max()}
         if self.method == "loglinear":
             add_transition_field(rollout, "lag", lag)
+        # One forward pass per rollout, before the first update: this policy is the proximal one.
         if self.method in ("decoupled", "vtrace"):
             proximal, behavior = log_prob_of(policy, rollout), transitions["sample_log_prob"]
             add_transition_field(rollout, "proximal_log_prob", proximal)
+            # Reported only: the loss computes its own weights per minibatch.
             weight = behavior_weight(proximal, behavior, weight_cap=self.weight_cap)
             scalars |= {
                 "async/behavior_kl": approx_kl(proximal, behavior),
@@ -105,8 +107,10 @@ class OffPolicyCorrection:
         proximal = self.proximal(log_prob, minibatch)
         acted = (proximal, behavior)
         if self.joint_ratio:
+            # A joint ratio is one weight per action, so sum the parts before the cap.
             acted = (whole_action(proximal, minibatch), whole_action(behavior, minibatch))
         weight = behavior_weight(*acted, weight_cap=self.weight_cap)
+        # [B] to [B, 1], which broadcasts over parts [B, L].
         weight = weight.view(*weight.shape, *[1] * (log_prob.dim() - weight.dim()))
         return kl_penalty(log_prob, proximal, reference, weight)
 
@@ -123,6 +127,7 @@ class OffPolicyCorrection:
             return sample_log_prob
         if self.method == "loglinear":
             lag: Tensor = minibatch["lag"].view(-1, *[1] * (log_prob.dim() - 1))
+            # Only the difference of the versions matters: the lag stands for v_prox, 0 for v_mu.
             return loglinear_proximal(log_prob, sample_log_prob, lag, torch.zeros_like(lag))
         proximal: Tensor = minibatch["proximal_log_prob"]
         return proximal

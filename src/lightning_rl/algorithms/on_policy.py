@@ -165,6 +165,7 @@ class OnPolicyAlgorithm(Algorithm):
         policy_mask = self.policy_action_mask(rollout)
         if policy_mask is not None:
             mask = policy_mask if mask is None else mask & policy_mask
+        # All ranks decide alike: a rank that returned alone would leave the others waiting.
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
         self._check_first_ratio(rollout, keys)
@@ -172,6 +173,7 @@ class OnPolicyAlgorithm(Algorithm):
         statistics = self.objectives[""].statistics
         settings = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
         for epoch in epochs(sampler, *settings):
+            # `target_kl` judges the steps of this epoch alone.
             first = len(statistics)
             yield from epoch
             if self._stops_early(first):

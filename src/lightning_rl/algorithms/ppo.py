@@ -120,14 +120,17 @@ class PPO(OnPolicyAlgorithm):
             truncated = truncated | taken_over
             final_value = torch.where(taken_over, value[:, 1:], final_value)
         data = self.rewards(rollout), value, terminated, truncated, final_value
+        # V-trace corrects the advantage; the other corrections weight the loss.
         traces = self.may_be_stale and self.correction.method == "vtrace"
         estimate = partial(vtrace, self.correction.log_ratio(rollout)) if traces else gae
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
+        # Only steps with the policy's own action, on which the critic is trained.
         pair = (x if policy_mask is None else x[policy_mask] for x in (value[:, :-1], target))
         self.statistics.set("explained_variance", explained_variance(*pair))
         if self.normalize_advantage == "rollout":
+            # Padding and interventions must not change mean and standard deviation.
             x = advantage if policy_mask is None else advantage[policy_mask]
             if ranks.world_size() > 1:
                 x = ranks.normalize_over_ranks(x.flatten(), [x.numel()]).view_as(x)

@@ -42,10 +42,12 @@ class ReferencePolicy(nn.Module):
     def log_prob(self, rollout: TensorDict) -> Tensor:
         """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
         if self._policy.is_recurrent:
+            # A shallow copy: the rollout keeps the states of the acting policy.
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)
         if self._policy.sharding is None:
             return log_prob_of(self, rollout)
+        # A sharded forward pass reads the policy's own parameters, so swap the values in place.
         self._exchange()
         try:
             return log_prob_of(self._policy, rollout)

@@ -78,6 +78,7 @@ class SoftActorCritic(QAlgorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.store(rollout)
         for minibatch in self.minibatches(rollout):
+            # Counted over the run, so that a resumed run keeps the turn of the actor.
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             self.update_in_turn(minibatch, *(self.objectives if with_actor else self.fitted_always))
         self.finish_iteration(rollout)
@@ -86,6 +87,7 @@ class SoftActorCritic(QAlgorithm):
         if self.num_target_critics is None:
             return {}
         critics, size = self.policy.critic.num_critics, self.num_target_critics
+        # Per sample, not per minibatch as in REDQ: a field like the noise.
         return {"target_critics": random_subsets(count, critics, size, self.generator, self.device)}
 
     def reduce_q(self, q: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ class SAC(SoftActorCritic):
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
         shape = 2, count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
+        # One draw for all minibatches of an iteration, instead of two small ones per update.
         return {"noise": noise[0], "next_noise": noise[1]} | super().drawn_fields(count)
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -149,6 +152,7 @@ class SAC(SoftActorCritic):
             features, for_critics = policy.features_for_target(minibatch, next_td, encoders)
             action, log_prob = policy.draw_unit(next_td, minibatch["next_noise"], features)
             alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
+        # An override of `critic_outputs` may give the critics other actions than the actor draws.
         outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
         next_q, probs = critic.least_value(next_outputs, minibatch.get("target_critics", None))
         reward, discount = self.scaled(minibatch["reward"]), minibatch["discount"]

@@ -63,6 +63,7 @@ class TD3(QAlgorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.store(rollout)
         for minibatch in self.minibatches(rollout):
+            # Actor and targets move together, every `policy_delay`-th update of the critics.
             if (self.updates_done + 1) % self.policy_delay == 0:
                 self.update_in_turn(minibatch, "critic", "actor")
             else:
@@ -73,6 +74,7 @@ class TD3(QAlgorithm):
         shape = count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         limit = self.target_noise_clip
+        # Clipped here, once for all minibatches: the loss only adds it.
         return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -97,6 +99,7 @@ class TD3(QAlgorithm):
         """Return the actor's loss on samples [B], and scalars to log."""
         features, for_critics = self.policy.features_for_actor(minibatch)
         action = self.policy.best_unit(minibatch, features=features)
+        # TD3 maximizes the first critic, not the minimum.
         return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:

@@ -92,11 +92,13 @@ def _compare(
     mean = torch.where(members, returns, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
     centered = torch.where(members, returns - mean, 0.0)
     size = torch.where(members, returns.abs(), 0.0).amax(1, keepdim=True)
+    # Otherwise rounding noise could exceed the lower bound of the std, and become an advantage.
     equal = centered.abs().amax(1, keepdim=True) <= NOISE * size
     advantage = torch.where(equal, 0.0, centered)
     if std_floor is not None:
         variance = centered.square().sum(1, keepdim=True) / count.clamp(min=1)
         advantage = advantage / variance.sqrt().clamp(min=std_floor)
+    # A - mean of the others = c / (c - 1) * (A - mean of all).
     return advantage * count / (count - 1).clamp(min=1) if leave_one_out else advantage
 
 

@@ -48,6 +48,7 @@ def clipped_surrogate_loss(
     refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     rho = ratio(log_prob, sample_log_prob)
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # The minimum is a lower bound of the gain: the clip never hides a loss.
     return -torch.minimum(rho * advantage, clipped * advantage).mean()
 
 
@@ -118,6 +119,7 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
         sample_log_prob: [...], of the acting policy mu.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # `expm1` keeps the digits of tiny ratios, where exp(x) - 1 - x would be rounding noise.
     return (torch.expm1(log_ratio) - log_ratio).mean()
 
 
@@ -155,5 +157,6 @@ def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
     Source: no equation of the PPO paper; item 7 of Huang et al. 2022, "The 37 Implementation
     Details of Proximal Policy Optimization".
     """
+    # One sample has no unbiased standard deviation.
     std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
     return (advantage - mean) / (std + eps)

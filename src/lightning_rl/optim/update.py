@@ -85,9 +85,11 @@ class Update:
     def step(self, minibatch: TensorDict) -> None:
         """Take a step for a minibatch [B]."""
         minibatch = self.objective.prepare(minibatch)
+        # None, not zero: the first micro-batch then writes its gradient instead of adding it.
         for parameter in self.parameters:
             parameter.grad = None
         row = self.backward(minibatch)
+        # With a limit of infinity this only measures the norm.
         norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
         self.note(torch.cat([row, norm[None]]))
         self.optimizer_step()
@@ -188,6 +190,7 @@ def row_of(loss: Tensor, scalars: Mapping[str, Tensor | float]) -> Tensor:
                 f"A loss reports '{name}', {_kind(value)}, but a chart takes one number: report "
                 "its mean, or leave it out."
             )
+        # Stay on the device: reading a number here would wait for it at each minibatch.
         row.append(value.reshape(()).to(loss.device))
     return torch.stack(row).detach()
 
@@ -200,6 +203,7 @@ def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[
         return [(minibatch, 1.0)]
     is_recurrent = "sequences" in minibatch.keys()
     parts = split_sequences(minibatch, size) if is_recurrent else minibatch.split(size)
+    # Shares of the samples: the last part may be smaller.
     return [(samples, len(samples) / len(minibatch)) for samples in parts]
 
 

@@ -36,6 +36,7 @@ class UpdateSequence:
         self.follow_up = follow_up
         self.written = moved
         self._passed = [name for update in updates for name in update.objective.passes]
+        # The second scalar would silently replace the first.
         for name in self._passed:
             require(
                 self._passed.count(name) == 1,
@@ -49,6 +50,7 @@ class UpdateSequence:
     def __call__(self, minibatch: TensorDict) -> None:
         """Take a step on each loss for a minibatch [B], or for this rank's part of it."""
         self.check_fields(minibatch)
+        # Shallow copies: a loss may add fields, and neither the caller nor the next loss sees them.
         minibatch = minibatch.copy()
         for update in self.updates:
             update(minibatch.copy())
@@ -57,6 +59,7 @@ class UpdateSequence:
                 scalars = dict(zip(update.names, update.scalars, strict=True))
                 passed = passed_scalars(objective.name, objective.passes, scalars)
                 for name, scalar in passed.items():
+                    # A field [B], not a number: micro-batches split it together with the samples.
                     minibatch.set(name, scalar.expand(len(minibatch)))
         self._follow_up()
 

@@ -56,6 +56,7 @@ class DiscreteActorCritic(QActorCritic):
             Categorical([int(action_space.n)], ()),  # type: ignore[attr-defined, arg-type]
             hidden_sizes,
             critic_normalization=critic_normalization,
+            # A distribution per action is not supported.
             value_atoms=None,
             **kwargs,
         )
@@ -65,6 +66,7 @@ class DiscreteActorCritic(QActorCritic):
 
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return the log-probs [B, n] of all actions for `td` [B] and `actor_features` [B, D]."""
+        # `action_output` has already masked the forbidden actions.
         return self.action_output(td, features).log_softmax(-1)
 
     def action_values(
@@ -79,6 +81,7 @@ class DiscreteActorCritic(QActorCritic):
         """Return the numbers [B] of allowed actions for `td` [B]."""
         if self.masks_actions:
             allowed: Tensor = td["observation"][MASK]
+            # At least one: the target entropy is the log of this number.
             return (allowed != 0).sum(-1).clamp(min=1).float()
         number = float(self.distribution.num_choices)
         return torch.full(td.batch_size, number, device=self.version.device)

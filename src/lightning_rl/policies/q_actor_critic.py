@@ -85,6 +85,7 @@ class QActorCritic(PerceptronPolicy):
             encoder=encoder,
             **kwargs,
         )
+        # After `super().__init__`, which makes the actor's encoder that the critics may share.
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         critic_activation = activation if critic_activation is None else critic_activation
@@ -118,11 +119,13 @@ class QActorCritic(PerceptronPolicy):
 
     def actor_modules(self) -> list[nn.Module]:
         """Return the modules that the actor's loss trains: actor, own encoder and memory."""
+        # A shared encoder is trained by the critics' loss alone (see `features_for_actor`).
         return [self.actor, *(self._trunk if self.critic_reads_apart else [])]
 
     def critic_modules_to_train(self) -> list[nn.Module]:
         """Return the modules that the critics' loss trains: critics, their encoder and memory."""
         if not self.critic_reads_apart:
+            # A shared encoder and memory follow the critics.
             return [self.critic, *self._trunk]
         return [self.critic, *([] if self.critic_encoder is None else [self.critic_encoder])]
 
@@ -145,6 +148,7 @@ class QActorCritic(PerceptronPolicy):
             actor_features = self.actor_features(td)
             with torch.no_grad():
                 return actor_features, self.critic_features(td)
+        # The actor's loss must not train a shared encoder (SAC-AE, Yarats et al. 2021).
         with torch.no_grad():
             shared = self.actor_features(td)
         return shared, shared
@@ -165,12 +169,15 @@ class QActorCritic(PerceptronPolicy):
                 originals.
             actor_encoder_memory: the same for the actor.
         """
+        # SAC's actor acts by its current weights in the next state; TD3's by target networks.
         actor_features = self.next_features(td, next_td, *actor_encoder_memory)
         if self.critic_reads_apart:
             if critic_encoder_memory[0] is None:
+                # No target encoder: the observation is flat, or there are no target networks.
                 return actor_features, self.critic_features(next_td)
             read = (critic_encoder_memory[0], self.critic_normalizer, self.critic_keys)
             return actor_features, self.read(next_td, *read)
+        # The same networks, compared by identity: encode the observation only once.
         if critic_encoder_memory == actor_encoder_memory:
             return actor_features, actor_features
         return actor_features, self.next_features(td, next_td, *critic_encoder_memory)
@@ -211,6 +218,7 @@ class SquashedActorCritic(QActorCritic):
         noise_correlation: float = 0.0,
         **kwargs: Any,
     ) -> None:
+        # The distribution refuses action spaces without finite bounds.
         distribution = StateStdTanhGaussian(action_space, log_std_bounds, noise_correlation)
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
 

@@ -28,6 +28,7 @@ class DuelingNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         advantage: Tensor = self.advantage(features)
+        # Without centering, a constant could move between V and A.
         centered = advantage - advantage.mean(-1, keepdim=True)
         return self.value(features) + centered  # type: ignore[no-any-return]  # nn.Module
 
@@ -93,6 +94,7 @@ class QPolicy(PerceptronPolicy):
             **kwargs,
         )
         if dueling:
+            # The second stream has the sizes of the first; both read the same features.
             value = mlp(
                 self.features_size,
                 hidden_sizes,
@@ -109,7 +111,9 @@ class QPolicy(PerceptronPolicy):
         if self.distribution.rule == "epsilon":
             check_range("epsilon", amount, minimum=0, maximum=1)
         else:
+            # The values are divided by it.
             check_range("temperature", amount, minimum=1e-6, maximum=math.inf)
+        # In place: it is a buffer, which collectors receive with the weights.
         self.distribution.amount.fill_(amount)
 
     def modules_to_train(self) -> list[nn.Module]:

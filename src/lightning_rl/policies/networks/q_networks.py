@@ -118,6 +118,7 @@ class QEnsemble(nn.Module):
         atom_values = (
             None if atoms is None else torch.linspace(-1, 1, atoms.num_atoms) * atoms.limit
         )
+        # Not saved: the atoms follow from the settings.
         self.register_buffer("atoms", atom_values, persistent=False)
         if self.residual:
             check_residual(hidden_sizes, "critic_hidden_sizes")
@@ -219,7 +220,9 @@ class QEnsemble(nn.Module):
         return loss, {"q": q.mean(), "q_target": target.mean()}
 
     def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
+        # A view: all critics read the same inputs.
         x = inputs.expand(self.num_critics, -1, -1)
+        # On the device: the number of minibatches must not be read by Python in a graph.
         if moving and self.normalization == "batch":
             self.seen.add_(1.0)
         if self.residual:
@@ -236,9 +239,11 @@ class QEnsemble(nn.Module):
                 x = self._layer(self._normalized(x, i, moving) if normalizes_inputs else x, i)
                 x = self.activate(x if normalizes_inputs else self._normalized(x, i, moving))
             x = self._layer(self._normalized(x, last, moving) if normalizes_inputs else x, last)
+        # Under autocast the layers compute in bfloat16, too rough for targets.
         return x if x.dtype == torch.float32 else widened(x)
 
     def _layer(self, x: Tensor, layer: int) -> Tensor:
+        # One product for all critics, instead of a loop over E small ones.
         product: Tensor = torch.baddbmm(self.biases[layer], x, self.weights[layer])
         return product
 
@@ -249,6 +254,7 @@ class QEnsemble(nn.Module):
             mean, scale = self._statistics(x, place, moving)
             unit = (x - mean) * scale
             return torch.addcmul(self.shifts[place], unit, self.gains[place])
+        # Gains and shifts are applied apart, because each critic has its own.
         of_layer = self.normalization == "layer"
         normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
         scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[place]
@@ -262,6 +268,7 @@ class QEnsemble(nn.Module):
             return running_mean, running_scale
         var, mean = torch.var_mean(widened(x), dim=1, correction=0, keepdim=True)
         scale = (var + EPS).rsqrt()
+        # Gradients flow through the minibatch's statistics only (Ioffe 2017).
         with torch.no_grad():
             late = self.seen > RENORMALIZED_AFTER
             ratio = (running_scale / scale).clamp(1 / LARGEST_RATIO, LARGEST_RATIO)
