@@ -34,7 +34,10 @@ def completion(shell: str, table: Table) -> str:
         if path not in ("data", "trainer"):  # their class is fixed
             candidates.setdefault(f"--{path}", []).append(name)
     options = {
-        subcommand: [*(f"--{option}" for option in names), *(settings if "model" in names else ())]
+        subcommand: [
+            *(f"--{option}" for option in names if option[0] != "<"),
+            *(settings if "model" in names else ()),
+        ]
         for subcommand, names in table.options.items()
     }
     lines = [
