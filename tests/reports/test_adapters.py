@@ -234,7 +234,9 @@ def lerobot(path):
 
 def custom(path):
     sizes = {"in_features": 2, "out_features": 2}
-    return CustomVLA(BOX, BOX, str(path), "torch.nn.Linear", sizes)
+    return CustomVLA(
+        BOX, BOX, model_path=str(path), model_class="torch.nn.Linear", model_config=sizes
+    )
 
 
 @pytest.mark.parametrize("base", [None, "lerobot/smolvla_base"])

@@ -173,6 +173,9 @@ def _refuse_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return
     lists = f"help({name}) lists the settings: {', '.join(settings)}."
     for unknown in kwargs.keys() - settings.keys():
+        # The parser misreads `Base.__init__(self, ...)` of a user: Python judges such a call.
+        if unknown in (settings_of_class(cls.__bases__[0]) or {}) and not _is_ours(cls):
+            continue
         matches = get_close_matches(unknown, settings, n=2)
         matches += [long for long in settings if _initials(long) == unknown]
         nearest = ", ".join(f"{match} (see {settings[match].parent.__name__})" for match in matches)
@@ -188,6 +191,11 @@ def _refuse_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
             f"{name} takes only {', '.join(leading) or 'nothing'} by position, but {len(args)} "
             f"values were given: write {name}({', '.join([*leading, 'name=value'])}). {lists}"
         )
+
+
+def _is_ours(cls: type) -> bool:
+    """Return whether a class belongs to this package."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _initials(name: str) -> str:
