@@ -28,7 +28,7 @@ class EndRule:
         ends: `terminated` or `truncated`: every episode; `success`: terminal if the episode
             succeeded, else truncated. Default: `success`.
         path: path of the dataset.
-        before: rules (texts) that decided ends before the dataset was copied.
+        earlier_rules: rules (texts) that decided ends before the dataset was copied.
 
     Attributes:
         words: the rule, for a message.
@@ -44,7 +44,7 @@ class EndRule:
         columns: Mapping[str, str],
         ends: Ends | None,
         path: object,
-        before: Iterable[str] = (),
+        earlier_rules: Iterable[str] = (),
     ) -> None:
         recorded = [columns[name] for name in ("terminated", "truncated") if name in columns]
         require(
@@ -65,7 +65,7 @@ class EndRule:
             self.words = "an episode is terminated if it succeeded, else truncated"
         else:
             self.words = "every episode is truncated, because no column records a terminal end"
-        self.decided = "; ".join(before) if recorded else self.words
+        self.decided = "; ".join(earlier_rules) if recorded else self.words
         if recorded and self.decided:
             self.words += f" (before it was copied: {self.decided})"
 

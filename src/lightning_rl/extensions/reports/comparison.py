@@ -117,12 +117,12 @@ class Comparison:
 
 
 def compare(
-    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+    paths: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
 ) -> Comparison:
     """Read runs and compare them.
 
     Args:
-        given: run directories, directories that contain runs, or files of curves (see
+        paths: run directories, directories that contain runs, or files of curves (see
             `lightning_rl.extensions.reports.runs.read_curves`).
         metric: metric of the evaluation: `eval/...`.
         group_by: settings, by their paths or the ends of their paths; runs that agree in them form
@@ -132,7 +132,7 @@ def compare(
         ConfigurationError: for no runs, runs without the metric, several envs, or an unknown
             setting.
     """
-    envs, left_out = _by_env(given, metric)
+    envs, left_out = _by_env(paths, metric)
     each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
     # Returns of different envs have no common scale.
     require(
@@ -145,10 +145,10 @@ def compare(
 
 
 def compare_each(
-    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+    paths: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
 ) -> list[Comparison]:
     """Compare the runs of each env by themselves, as `compare` does."""
-    envs, left_out = _by_env(given, metric)
+    envs, left_out = _by_env(paths, metric)
     # Runs left out have no known env: the first comparison names them.
     compared = [_compared(env, runs, [], metric, group_by) for env, runs in envs.items()]
     compared[0].left_out = left_out
@@ -371,16 +371,16 @@ def _evaluated(run: RunRecord, metric: str) -> float | None:
     return logged_values(evaluation).get(metric)
 
 
-def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
+def aggregated(runs: Sequence[RunRecord], metric: str, max_points: int = ENOUGH_POINTS) -> Curve:
     """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
 
     Other runs are interpolated between their evaluations, and left out further than half of the
     median distance between two evaluations before their first and after their last one. At most
-    `most` points are returned, including the last.
+    `max_points` points are returned, including the last.
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
-    steps = thinned(steps, most)
+    steps = thinned(steps, max_points)
     at = [_at(steps, *curve) for curve in curves]
     values = np.array([value for _, value in at]).reshape(len(curves), len(steps))
     seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
@@ -402,9 +402,9 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
     )
 
 
-def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` evenly spaced values of [T], including the first and the last."""
-    count = min(most, len(values))
+def thinned(values: np.ndarray, max_points: int) -> np.ndarray:
+    """Return at most `max_points` evenly spaced values of [T], including the first and the last."""
+    count = min(max_points, len(values))
     points: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
     return points
 

@@ -88,14 +88,14 @@ class RunRecord:
         return self.env_steps[is_finite], self.seconds[is_finite], values[is_finite]
 
 
-def find_runs(given: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Return the given run directories and files of curves, and the runs below directories.
 
     Raises:
         ConfigurationError: if a path has no run.
     """
     unique_runs: dict[Path, Path] = {}
-    for path in map(Path, given):
+    for path in map(Path, paths):
         # A run directory counts itself; other directories are searched.
         if path.is_dir():
             below = sorted(manifest.parent for manifest in path.rglob(MANIFEST))

@@ -73,8 +73,8 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
     return result
 
 
-def probability_of_improvement(scores: Scores, others: Scores) -> float:
-    """Return the probability that a run has a higher score than a run of `others`.
+def probability_of_improvement(scores: Scores, other_scores: Scores) -> float:
+    """Return the probability that a run has a higher score than a run of `other_scores`.
 
     Mann-Whitney U statistic divided by the number of pairs, averaged over tasks; ties count one
     half. Both arguments need the same tasks.
@@ -82,12 +82,12 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
     Raises:
         ConfigurationError: for a score that is not finite.
     """
-    pairs = zip(scores, others, strict=True)
+    pairs = zip(scores, other_scores, strict=True)
     return float(np.mean([_share_above(_finite([x]), _finite([y])) for x, y in pairs]))
 
 
 def interval_of_improvement(
-    scores: Scores, others: Scores, *, resamples: int = RESAMPLES
+    scores: Scores, other_scores: Scores, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """Return (low, high), the 95 % percentile-bootstrap interval of the probability of improvement.
 
@@ -97,7 +97,7 @@ def interval_of_improvement(
     generator = np.random.default_rng(0)
     shares = [
         _share_above(_resampled(x, resamples, generator), _resampled(y, resamples, generator))
-        for x, y in zip(scores, others, strict=True)
+        for x, y in zip(scores, other_scores, strict=True)
     ]
     return _interval(np.mean(shares, axis=0))
 
