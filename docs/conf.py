@@ -49,4 +49,5 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!lightning_rl\.).*"),
     (r"py:class", r".*\._\w+"),  # type variables
     (r"py:class", r"lightning_rl\.(system\.lightning_private\.Counter|compiled\.graphs\.Graphs)"),
+    (r"py:class", r"lightning_rl\.system\.process\.Computing"),
 ]

@@ -184,13 +184,13 @@ def test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts(st
 def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
     from lightning_rl.compiled.steps import StepWriter
 
-    take = StepWriter._take_from
+    take = StepWriter._run_from
 
     def disturbed(self, t, *rest):
         self.steps.carry["state", "position"].add_(1e-3)
         return take(self, t, *rest)
 
-    monkeypatch.setattr(StepWriter, "_take_from", disturbed)
+    monkeypatch.setattr(StepWriter, "_run_from", disturbed)
     equal, _ = steps_of()
     assert equal["passed"] is False
 
