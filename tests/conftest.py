@@ -107,6 +107,25 @@ def own_directory(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Stand in an empty directory, and give back what an import adds to the search path."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Return the content of a checkpoint of a short run of PPO on CartPole-v1."""
+    from tests.helpers import last, load, train
+
+    directory = tmp_path_factory.mktemp("trained")
+    train(directory, data={"total_env_steps": 128})
+    return load(last(directory))
+
+
+@pytest.fixture
 def traced_only():
     """Skip the compiler in tests of the trace."""
     from tests.helpers import uncompiled_traces

@@ -39,7 +39,7 @@ from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
     *("--data.iterations_per_epoch", "2", "--data.num_eval_episodes", "1"),
