@@ -17,9 +17,9 @@ from tests.messages import assert_names, refused
 MODULE = """
 import os, time
 from pathlib import Path
-from tests.probes import ActionProbe
+from lightning_rl import CartPole
 
-class Fragile(ActionProbe):
+class Fragile(CartPole):
     '''Fails on one rank, while the other is in the middle of a long rollout or waits for it.'''
 
     def __init__(self, num_envs: int, fails_on: int = -1, hangs: bool = False):
