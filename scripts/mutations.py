@@ -1217,7 +1217,7 @@ MUTATIONS = (
         "the thread takes all cores, and denormals as they come",
         "        begin()",
         "        pass",
-        "core/numerics/test_process.py",
+        "numerics/test_process.py",
     ),
     # --- collectors ---
     Mutation(

@@ -191,6 +191,17 @@ def test_each_name_for_extensions_is_used_by_one_or_explained():
             getattr(role, name)
 
 
+def test_tests_of_the_core_import_no_extension():
+    """Else `.ci/run` fails after all other tests: it runs them where there are no extensions."""
+    none(
+        f"{path.name} imports {name}"
+        for path in sorted((Path(__file__).parent / "core").rglob("*.py"))
+        for name in re.findall(
+            r"^\s*(?:from|import) (lightning_rl\.extensions\S*)", path.read_text(), re.M
+        )
+    )
+
+
 NEEDS = {
     "algorithms": "datasets vla",
     "datasets": "people vla wrappers",
