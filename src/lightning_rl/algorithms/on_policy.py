@@ -165,7 +165,7 @@ class OnPolicyAlgorithm(Algorithm):
         policy_mask = self.policy_action_mask(rollout)
         if policy_mask is not None:
             mask = policy_mask if mask is None else mask & policy_mask
-        # All ranks decide alike: a rank that returned alone would leave the others waiting.
+        # All ranks decide alike: a rank that stops alone leaves the other ranks waiting.
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
         self._check_first_ratio(rollout, keys)

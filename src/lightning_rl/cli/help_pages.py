@@ -95,7 +95,7 @@ class HelpFormatter(DefaultHelpFormatter):
     def _get_help_string(self, action: Action) -> str:
         if action.dest in SUPPORTED:
             return SUPPORTED[action.dest]
-        # jsonargparse also lists building blocks, which nobody names in a config.
+        # jsonargparse also lists building blocks, which configs do not name.
         text = super()._get_help_string(action)
         return _plain(re.sub(r", known subclasses: (.+?)\)\Z", _names, text))
 

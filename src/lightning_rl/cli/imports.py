@@ -39,7 +39,7 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
             foreign.add(root)
     if foreign:
         find_code_here()
-    # The settings are those of the process: a second command must not inherit them.
+    # The settings hold for the process: a second command must not inherit them.
     with parsing_settings_kept():
         set_parsing_settings(
             import_path_denylist=["*"],

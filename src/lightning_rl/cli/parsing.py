@@ -193,7 +193,7 @@ def no_option(text: str) -> UsageError:
     cure = f"an option is --name value{counterpart(text.partition('=')[0])}"
     if is_settings_file(text):
         cure = f"write --config {text}"
-    # A directory may be that of a run.
+    # A directory may be a run directory.
     elif text.endswith(".ckpt") or os.path.isdir(text):
         cure = f"write --ckpt_path {text}"
     return UsageError(f"'{text}' belongs to no option: {cure}.")

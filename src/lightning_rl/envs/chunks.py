@@ -162,7 +162,7 @@ class ActionChunk(VectorEnvWrapper):
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 
     def film(self, rows: Sequence[int], every: int) -> dict[int, dict[int, np.ndarray]]:
-        """Return pictures from within the last chunk, and take those of the next chunk.
+        """Return the pictures of the last chunk, and begin the pictures of the next chunk.
 
         Args:
             rows: envs of which the next chunk takes pictures.

@@ -253,7 +253,7 @@ class BehaviorCloning(Algorithm):
         )
         scale = 1.0 / self.advantage_temperature
         weight = advantage_weight(advantage[:, :-1], scale, MOST_WEIGHT) * counted
-        # The mean is over all ranks: a rank's gradient is averaged with those of the others.
+        # The mean is over all ranks, because the gradients of the ranks are averaged.
         total, count = ranks.sum_over_ranks(torch.stack((weight.sum(), counted.sum())))
         scaled: Tensor = weight * (count / total)
         return scaled

@@ -79,7 +79,7 @@ class RewardClassifier(FrameAlgorithm):
         device = self.policy.version.device
         count = len(observation)
         td = TensorDict({"observation": observation.to(device)}, [count])
-        # The log-prob of the action 1 is that of success.
+        # The action 1 means success.
         td["action"] = torch.ones(count, dtype=torch.int64, device=device)
         with autocast(device, self.policy.autocast_dtype):
             log_prob: Tensor = self.policy.evaluate_actions(td)["sample_log_prob"]

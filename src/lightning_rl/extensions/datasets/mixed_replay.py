@@ -103,7 +103,7 @@ class MixedReplay(Replay):
     def _open(
         self, path: str, penalties: dict[str, float] | None, settings: dict[str, Any]
     ) -> Iterator[Episode]:
-        # A run's replay and a dataset are told apart by their files.
+        # Their files distinguish a run's replay from a dataset.
         resolved = expanded(path)
         if resolved.suffix == ".ckpt" or (resolved / "checkpoints").is_dir():
             count, source = _of_replay(find_checkpoint(path, resolved), self._spaces)

@@ -52,7 +52,7 @@ class ChunkActor:
         policy.put_in_eval_mode()
         self._policy, self._chunk_size = policy, chunk_size
         self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
-        # The fallback: it draws for each row in turn and keeps the state of the policy.
+        # The fallback draws for each row in turn and keeps the state of the policy.
         self._one_by_one = action_function(policy, num_envs, seeds)
         self._generators = generators_of(policy, seeds or ())
         # One pass for all rows needs noise drawn before the pass, and no state.

@@ -228,7 +228,7 @@ class ManagedEnv(TorchEnv):
     def _next_levels(self, env: EnvView, metrics: dict[str, Tensor]) -> None:
         for name, (_, term) in self._levels.items():
             metrics[name] = level = env.level(name)
-            # A term returns levels for all envs; those of running episodes are not used.
+            # A term returns levels for all envs; the levels of running episodes are not used.
             next_level = checked(term, term(env, level), env)
             done = env.terminated | env.truncated
             env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
@@ -244,7 +244,7 @@ class ManagedEnv(TorchEnv):
 
     def _with_remembered(self, env: EnvView) -> TensorDict:
         state = env.state
-        # Only after all terms: none of them may read what another remembered in this step.
+        # After all terms: no term may read the new memory of another term.
         for name, value in env.remembered.items():
             state[name] = value
         return state
