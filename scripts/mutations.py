@@ -254,7 +254,7 @@ MUTATIONS = (
     Mutation(
         "deploy/loading.py",
         "a policy that was trained in bfloat16 acts in float32",
-        'policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")',
+        'policy.set_precision(str(trainer.get("precision")) if isinstance(trainer, dict) else "")',
         "pass",
         "core/equivalence/test_load_policy.py",
     ),
@@ -340,8 +340,8 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/gripper_sac.py",
         "the gripper's penalty is dropped",
-        "self.scaled(reward + penalty)",
-        "self.scaled(reward)",
+        "self.normalized_reward(reward + penalty)",
+        "self.normalized_reward(reward)",
         "core/numerics/test_sac.py numerics/test_gripper.py",
     ),
     Mutation(

@@ -311,8 +311,8 @@ class OfAll(ReplayBuffer):
 def drawn_for_all(algorithm):
     """An algorithm that draws noise and shifts for all ranks, alike on each, and keeps this one's part."""
 
-    def drawn_fields(module, count):
-        fields = algorithm.drawn_fields(module, count * ranks.world_size())
+    def noise_fields(module, count):
+        fields = algorithm.noise_fields(module, count * ranks.world_size())
         size = (-1, ranks.world_size(), module.batch_size)
         return {k: v.unflatten(0, size)[:, ranks.rank()].flatten(0, 1) for k, v in fields.items()}
 
@@ -323,7 +323,7 @@ def drawn_for_all(algorithm):
         module.batch_size = rank_size
         return [(path, sides, v.split(rank_size, 1)[ranks.rank()]) for path, sides, v in drawn]
 
-    same = variant(algorithm, drawn_fields=drawn_fields, _drawn_shifts=_drawn_shifts)
+    same = variant(algorithm, noise_fields=noise_fields, _drawn_shifts=_drawn_shifts)
     return after(same, on_fit_start=lambda module, _: module.generator.manual_seed(5))
 
 
@@ -336,7 +336,7 @@ def record_transitions(directory, count=3):
         model = settings.get("model", {})
         policy = make_ppo(data, settings.get("policy"), algorithm, **model).policy
         collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
-        rollouts = [policy.replayed(collector.collect()).clone() for _ in range(count)]
+        rollouts = [policy.rollout_for_replay(collector.collect()).clone() for _ in range(count)]
         for version, rollout in enumerate(rollouts):
             rollout["policy_version"].fill_(version)
         data.close()

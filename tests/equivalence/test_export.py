@@ -442,7 +442,7 @@ def test_a_package_that_is_missing_is_named(package, kind, tmp_path, monkeypatch
 
 def test_a_policy_of_a_run_in_bfloat16_is_a_graph_in_float32(tmp_path):
     policy, _ = made("a gripper")
-    policy.compute_in("bf16-mixed")
+    policy.set_precision("bf16-mixed")
     report = exported(policy, "torch", tmp_path / "policy.pt2").report
     assert (report["computed_in"], report["passed"]) == ("float32", True)
     assert report["actions"]["action"]["equal"] == 1.0

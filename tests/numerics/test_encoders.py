@@ -497,7 +497,7 @@ def stepped(module, name):
         "discount": torch.full((4,), 0.9),
     }
     module.generator = torch.Generator().manual_seed(0)
-    minibatch = TensorDict(batch | module.drawn_fields(4), [4])
+    minibatch = TensorDict(batch | module.noise_fields(4), [4])
     before = {key: value.clone() for key, value in module.state_dict().items()}
     objective = module.objectives[name]
     loss, _ = objective.loss(minibatch)
@@ -533,7 +533,7 @@ def test_targets_are_read_by_slow_copies_of_the_encoders(cls, algorithm, share):
         "discount": torch.ones(4),
     }
     module.generator = torch.Generator().manual_seed(0)
-    minibatch = TensorDict(batch | module.drawn_fields(4), [4])
+    minibatch = TensorDict(batch | module.noise_fields(4), [4])
     target = lambda: module.critic_loss(minibatch)[1]["q_target"]  # noqa: E731
     before = target()
     encoder = module.policy.encoder_of_critic

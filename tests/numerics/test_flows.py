@@ -501,8 +501,8 @@ def test_the_noise_is_one_choice_whose_log_prob_is_that_of_its_gaussian(clone):
 def test_critics_judge_the_noise_which_the_replay_keeps():
     policy = make_policy(cls=NoiseActorCritic, base=flow_policy)
     rollout = make_collector(SyncCollector, DOORS(16), policy, 2, 1).collect()
-    replay = ReplayBuffer(policy.observation_space, policy.replayed_space, 16, capacity=64)
-    replay.extend(policy.replayed(rollout))
+    replay = ReplayBuffer(policy.observation_space, policy.replay_action_space, 16, capacity=64)
+    replay.extend(policy.rollout_for_replay(rollout))
     (batch,) = replay.batches(1, 32)
     assert batch["action"].shape == (32, 8)
     assert torch.isin(batch["action"], rollout["noise"]).all()
@@ -514,8 +514,8 @@ def test_critics_judge_what_was_done_and_those_of_noise_what_the_flow_makes_of_i
     policy = make_policy(helped_arm, SteeredActorCritic, base=flow_policy, hidden_sizes=(16,))
     module = NoiseSAC(policy, random_env_steps=0)
     rollout = make_collector(SyncCollector, helped_arm(4), policy, 9, 1).collect()
-    replay = ReplayBuffer(policy.observation_space, policy.replayed_space, 4, capacity=64)
-    replay.extend(policy.replayed(rollout))
+    replay = ReplayBuffer(policy.observation_space, policy.replay_action_space, 4, capacity=64)
+    replay.extend(policy.rollout_for_replay(rollout))
     (batch,) = replay.batches(1, 64)
     helped = batch["action"][batch["intervened"]]
     assert len(helped) > 8
@@ -562,7 +562,7 @@ def test_what_cannot_be_steered_is_refused(clone, tmp_path):
         NoiseSAC(make_policy(cls=SteeredActorCritic, checkpoint=str(clone)), random_env_steps=5)
     td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])
     with refused(names=("NoiseActorCritic", "SteeredActorCritic", "NoiseSAC")):
-        steered.replayed(td)
+        steered.rollout_for_replay(td)
     with refused(names=("NoisePolicy", "base policy")):
         make_policy(cls=NoisePolicy, checkpoint=str(clone)).fields_of(torch.zeros(2, 8, 1))
     for policy in (ActorCritic, SquashedActorCritic):

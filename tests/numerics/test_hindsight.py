@@ -235,7 +235,7 @@ def test_rewards_of_new_goals_fit_the_limit_before_the_first_success(tmp_path):
 
     changed = run(model={"normalize_reward": True}, policy={"value_atoms": ValueAtoms(limit=5.0)})
     module, *_ = train(tmp_path, **changed | {"env": variant(GoalProbe, judge=judge)})
-    assert module.scaled(torch.tensor([10.0])).tolist() == [5.0]
+    assert module.normalized_reward(torch.tensor([10.0])).tolist() == [5.0]
 
 
 def mixed(*args, **kwargs):

@@ -122,7 +122,7 @@ def test_updates_are_those_of_the_reference(algorithm, dtype, traced_only):
     for parameter in policy.actor[-1].parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     choice = CompileDecision(dtype == torch.float32, None)
-    module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
+    module.attach_learner(Learner(module, module.objectives, module.configure_optimizers(), choice))
     update = module.learner.sequence(tuple(module.objectives), module.update_target, module._moved)
     reference, rng = Reference(module), np.random.default_rng(1)
     for _ in range(5):
@@ -151,7 +151,7 @@ def test_advantages_are_those_of_the_recorded_steps(algorithm):
     torch.manual_seed(1)
     policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
     module = algorithm(policy, gamma=GAMMA, gae_lambda=0.7, max_weight=MOST)
-    module.drawn_fields = lambda count: {
+    module.noise_fields = lambda count: {
         key: torch.ones(count, 2) for key in ("noise", "next_noise")
     }
     envs, steps = 3, 12
@@ -260,7 +260,7 @@ def test_it_learns_in_bfloat16_and_its_values_are_not_rounded(algorithm, mixed, 
     assert module.evaluation["avg_reward"] > 7.3  # of 8
     samples = TensorDict({"observation": torch.randn(5, 1), "noise": torch.zeros(5, 1)}, [5])
     with autocast(torch.device("cpu"), torch.bfloat16):
-        assert module.value_here(samples).dtype == torch.float32
+        assert module.state_value(samples).dtype == torch.float32
 
 
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])

@@ -327,7 +327,7 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
         teach(tmp_path / "b", teacher, data={"collector": NOTHING})
     with refused(names=("BehaviorCloning", "SyncCollector", "model.teacher")):
         teach(tmp_path / "c", None)
-    monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
+    monkeypatch.setattr(ActorOnly, "replay_action_space", WIND)
     with refused(names=("BehaviorCloning", "ActorOnly", "data.replay")):
         teach(tmp_path / "f", teacher, data={"replay": REPLAY})
     with refused(names=("nowhere", ".ckpt")):

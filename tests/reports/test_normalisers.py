@@ -113,14 +113,14 @@ def test_rewards_are_scaled_by_the_variance_of_what_minibatches_are_drawn_from(t
     weights = np.repeat([1 - ratio, ratio], len(returns)) / len(returns)
     variance = np.average((mixture - np.average(mixture, weights=weights)) ** 2, weights=weights)
     expected = 1 / np.sqrt(variance + 1e-8) if variance > 0 else 1.0
-    assert float(model.scaled(torch.tensor(1.0))) == pytest.approx(expected, rel=1e-4)
+    assert float(model.normalized_reward(torch.tensor(1.0))) == pytest.approx(expected, rel=1e-4)
 
 
 def test_categorical_critics_span_what_demonstrations_earn(tmp_path):
     demonstrate(tmp_path / "demonstrations", reward=400.0)
     atoms = {"value_atoms": ValueAtoms(11, 2.0)}
     model = run(tmp_path / "run", tmp_path / "demonstrations", policy=atoms)
-    assert float(model.scaled(torch.tensor(400.0))) == pytest.approx(2.0)
+    assert float(model.normalized_reward(torch.tensor(400.0))) == pytest.approx(2.0)
 
 
 def test_resumed_without_its_replay_or_with_it_the_scale_is_the_same(tmp_path):
@@ -129,7 +129,7 @@ def test_resumed_without_its_replay_or_with_it_the_scale_is_the_same(tmp_path):
         run_dir = tmp_path / name
         run(run_dir, tmp_path / "demonstrations", total=64, trainer=trainer)
         model = run(run_dir, tmp_path / "demonstrations", ckpt_path=last(run_dir), trainer=trainer)
-        assert float(model.scaled(torch.tensor(1.0))) == pytest.approx(4.5883, rel=1e-3)
+        assert float(model.normalized_reward(torch.tensor(1.0))) == pytest.approx(4.5883, rel=1e-3)
         assert (
             load(last(run_dir))["state_dict"]["reward_normalizer._extra_state"]["given"][0] == 0.5
         )

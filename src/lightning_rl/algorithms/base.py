@@ -187,7 +187,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.step_compilation = StepsCompileDecision(False, None)  # see `choose_step_compilation`
         self._learner: Learner | None = None
         self.updates: dict[str, Update] = {}
-        self.update: Update  # with `updates`, see `learn_by`
+        self.update: Update  # with `updates`, see `attach_learner`
         self._sequence_of: Callable[..., UpdateSequence]  # `Learner.sequence`
         self.reward_normalizer: RewardNormalizer | None = None
         self.env_steps = 0
@@ -247,7 +247,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         optimizer: OptimizerFactory | None = None,
-        passes: Sequence[str] = (),
+        forwarded_scalars: Sequence[str] = (),
         whole_minibatches: bool = False,
     ) -> Objective:
         """Return a loss with its own optimizer; arguments default to the algorithm's settings.
@@ -263,8 +263,8 @@ class Algorithm(LightningModule, ABC, Configurable):
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `update_in_turn` read, each as a
-                field [B] of the minibatch.
+            forwarded_scalars: names of logged scalars that later losses of `update_in_turn` read,
+                each as a field [B] of the minibatch.
             whole_minibatches: do not split minibatches into micro-batches, because the loss needs
                 all samples together, for example for batch statistics.
 
@@ -287,7 +287,7 @@ class Algorithm(LightningModule, ABC, Configurable):
             make_optimizer=optimizer or self.make_optimizer or _adam(rate, self.adam_eps),
             max_nonfinite_steps=self.max_nonfinite_steps,
             micro_batch_size=self._micro_batch_size(name, whole_minibatches),
-            passes=passes,
+            forwarded_scalars=forwarded_scalars,
         )
 
     def _micro_batch_size(self, name: str, whole_minibatches: bool) -> int | None:
@@ -319,7 +319,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         """Optimizer steps skipped because a loss or gradient was not finite."""
         return sum(objective.statistics.skipped for objective in self.objectives.values())
 
-    def learn_by(self, learner: Learner) -> None:
+    def attach_learner(self, learner: Learner) -> None:
         """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
@@ -387,7 +387,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         return optimizers
 
     def setup(self, stage: str) -> None:
-        self.policy.compute_in(str(self.trainer.precision))
+        self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
 
@@ -405,7 +405,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         if self.policy.sharding is not None:
             check_shards(self, self.objectives.values())
-        self.learn_by(
+        self.attach_learner(
             Learner(
                 self,
                 self.objectives,

@@ -145,7 +145,7 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
     """Refuse a negative number, and random actions for critics whose input is not an action."""
     check_range("random_env_steps", random_env_steps, minimum=0)
     require(
-        random_env_steps == 0 or policy.replayed_space == policy.action_space,
+        random_env_steps == 0 or policy.replay_action_space == policy.action_space,
         f"random_env_steps={random_env_steps} draws random actions, but the critics of "
         f"{type(policy).__name__} evaluate the noise of a flow, not actions. Set random_env_steps: "
         "0, because the noise is random at first, and learning_starts to the number of env steps "
@@ -271,18 +271,18 @@ def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> N
     )
 
 
-def check_drawn_fields(algorithm: type, base: type) -> None:
-    """Refuse an algorithm with `prepare` but without `drawn_fields`, for several processes."""
-    # The class that overrides `prepare`, or a subclass of it, must override `drawn_fields`.
+def check_prepared_fields(algorithm: type, base: type) -> None:
+    """Refuse an algorithm with `prepare` but without `prepared_fields`, for several processes."""
+    # The class that overrides `prepare`, or a subclass of it, must override `prepared_fields`.
     order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
     prepares, draws = (
         next(i for i, cls in enumerate(order) if name in vars(cls))
-        for name in ("prepare", "drawn_fields")
+        for name in ("prepare", "prepared_fields")
     )
     require(
         draws <= prepares,
         f"{order[prepares].__name__} overrides `prepare`, which needs a whole minibatch, but with "
-        "several processes each has only a part. Also override `drawn_fields`, which computes "
+        "several processes each has only a part. Also override `prepared_fields`, which computes "
         "the fields of all minibatches of an update, or train with --trainer.devices 1.",
     )
 

@@ -37,7 +37,7 @@ class DiscreteSAC(SoftActorCritic):
 
     policy: DiscreteActorCritic
     policy_kind: type[QActorCritic] = DiscreteActorCritic
-    actor_passes = ("entropy", "target_entropy")
+    actor_forwarded_scalars = ("entropy", "target_entropy")
 
     def __init__(
         self, policy: DiscreteActorCritic, *, target_entropy_share: float = 0.5, **kwargs: Any
@@ -65,7 +65,9 @@ class DiscreteSAC(SoftActorCritic):
         least_q = min_of_subset(q, minibatch.get("target_critics", None))
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         next_value = expected_soft_value(log_probs, least_q, alpha)
-        target: Tensor = self.scaled(minibatch["reward"]) + minibatch["discount"] * next_value
+        target: Tensor = (
+            self.normalized_reward(minibatch["reward"]) + minibatch["discount"] * next_value
+        )
         return target
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -74,7 +76,7 @@ class DiscreteSAC(SoftActorCritic):
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
             # The expectation over all actions needs no gradient through the critics.
-            q = self.reduce_q(self.policy.action_values(minibatch, features=for_critics))
+            q = self.aggregate_q(self.policy.action_values(minibatch, features=for_critics))
         loss = -expected_soft_value(log_probs, q, alpha).mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         allowed = self.policy.num_allowed(minibatch).to(log_probs.dtype)

@@ -107,7 +107,7 @@ class DQN(OffPolicyAlgorithm):
         self.statistics.set("exploration", self.policy.distribution.amount.clone())
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        self.store(rollout)
+        self.add_to_replay(rollout)
         for minibatch in self.minibatches(rollout):
             # `update_in_turn` also moves the target network; a plain update does not.
             if (self.updates_done + 1) % self.target_update_interval == 0:

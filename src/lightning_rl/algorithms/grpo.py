@@ -150,7 +150,7 @@ class GRPO(OnPolicyAlgorithm):
 
     def after_warm_start(self) -> None:
         if self.reference is not None:
-            self.reference.remember()
+            self.reference.copy_again()
 
     @property
     def fields(self) -> tuple[str, ...]:

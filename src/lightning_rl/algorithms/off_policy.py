@@ -129,7 +129,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Yield the minibatches [B] that are due after a fresh rollout [N, T+1].
 
         Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps,
-        `next_observation`, the fields of `drawn_fields`, and for a memory also the sequences.
+        `next_observation`, the fields of `noise_fields`, and for a memory also the sequences.
         """
         count = self.updates_due(rollout)
         if count == 0:
@@ -147,7 +147,7 @@ class OffPolicyAlgorithm(Algorithm):
         else:
             size = self.batch_size
             batches = self.replay.batches(count, size, n_steps=self.n_steps, gamma=self.gamma)
-        parts = {k: value.split(size) for k, value in self.drawn_fields(count * size).items()}
+        parts = {k: value.split(size) for k, value in self.noise_fields(count * size).items()}
         shifts = self._drawn_shifts(count)
         for i, batch in enumerate(batches):
             if i > 0 and i % self.publish_every_updates == 0:
@@ -160,14 +160,14 @@ class OffPolicyAlgorithm(Algorithm):
                 batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
             yield batch
 
-    def store(self, rollout: TensorDict) -> None:
+    def add_to_replay(self, rollout: TensorDict) -> None:
         """Store a fresh rollout [N, T+1] in the replay; `state` only for a policy with a memory.
 
         Raises:
             ValueError: if the rollout is flattened.
         """
         check_time(rollout)
-        rollout = self.policy.replayed(rollout)
+        rollout = self.policy.rollout_for_replay(rollout)
         is_recurrent = self.policy.is_recurrent or "state" not in rollout.keys()
         self.replay.extend(rollout if is_recurrent else rollout.exclude("state"))
 
@@ -193,7 +193,7 @@ class OffPolicyAlgorithm(Algorithm):
             for name in ("observation", "next_observation")
         ]
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         """Return random fields [count, ...] of samples by name, such as noise."""
         return {}
 
@@ -426,13 +426,13 @@ class QAlgorithm(OffPolicyAlgorithm):
             limit = None if critic.atoms is None else float(critic.atoms[-1])
             self.reward_normalizer = ReturnNormalizer(limit)
 
-    def scaled(self, reward: Tensor) -> Tensor:
+    def normalized_reward(self, reward: Tensor) -> Tensor:
         """Return rewards [B], or n-step sums of rewards, in the units of the critics."""
         normalizer = self.reward_normalizer
         return reward if normalizer is None else cast(Tensor, normalizer(reward))
 
-    def store(self, rollout: TensorDict) -> None:
-        super().store(rollout)
+    def add_to_replay(self, rollout: TensorDict) -> None:
+        super().add_to_replay(rollout)
         # The replay may hold demonstrations: see `ReturnNormalizer.observe_offline`.
         if isinstance(self.reward_normalizer, ReturnNormalizer):
             if self.replay.largest_new_reward is not None:

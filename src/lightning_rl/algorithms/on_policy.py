@@ -12,8 +12,8 @@ from lightning_rl.algorithms.action_parts import add_part_weights, part_weights_
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import (
     check_batch_size,
-    check_drawn_fields,
     check_first_ratio,
+    check_prepared_fields,
     check_sequences,
 )
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
@@ -31,8 +31,8 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.lightning_private import trainer_of
 
-Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
-"""Computes fields of the drawn samples: see `OnPolicyAlgorithm.drawn_fields`."""
+PrepareSamples = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
+"""Computes fields of all drawn samples: see `OnPolicyAlgorithm.prepared_fields`."""
 
 GATHER_BYTES = 2**22
 """Bytes of the samples that one gather copies for several minibatches."""
@@ -171,7 +171,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._check_first_ratio(rollout, keys)
         sampler = make_sampler(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
         statistics = self.objectives[""].statistics
-        settings = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
+        settings = (self.n_epochs, self.batch_size, self.generator, self.prepared_fields)
         for epoch in epochs(sampler, *settings):
             # `target_kl` judges the steps of this epoch alone.
             first = len(statistics)
@@ -192,11 +192,11 @@ class OnPolicyAlgorithm(Algorithm):
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Prepare a whole minibatch [B] before the loss, such as normalizing; without gradients.
 
-        With several processes override `drawn_fields` instead.
+        With several processes override `prepared_fields` instead.
         """
         return add_part_weights(minibatch)
 
-    def drawn_fields(
+    def prepared_fields(
         self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
     ) -> dict[str, Tensor]:
         """Return fields [S] of all minibatches of an update: `prepare` for several processes.
@@ -239,7 +239,7 @@ class OnPolicyAlgorithm(Algorithm):
         super().on_fit_start()
         self._ratio_checked = False
         if ranks.world_size() > 1:
-            check_drawn_fields(type(self), OnPolicyAlgorithm)
+            check_prepared_fields(type(self), OnPolicyAlgorithm)
 
     def on_train_start(self) -> None:
         # The collector exists only from the start of training.
@@ -313,13 +313,17 @@ class TransitionSampler(Sampler):
 
 
 def epochs(
-    sampler: Sampler, n_epochs: int, batch_size: int, generator: torch.Generator, draw: Draw
+    sampler: Sampler,
+    n_epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+    prepare: PrepareSamples,
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 
     The last minibatch of a pass may be smaller than `batch_size`; all are smaller if sequences do
     not divide `batch_size`. All communication between processes happens before the first pass;
-    `draw` computes fields of the drawn samples.
+    `prepare` computes fields of the drawn samples.
     """
     size = sampler.units_per_minibatch(batch_size)
     if ranks.world_size() == 1:
@@ -334,7 +338,7 @@ def epochs(
     parts = [o.split(size) if count is None else o.tensor_split(count) for o in orders]
     samples = [[sampler.samples(units) for units in epoch] for epoch in parts]
     sizes = [len(rows) for epoch in samples for rows in epoch]
-    fields = draw(sampler.flat, torch.cat([rows for epoch in samples for rows in epoch]), sizes)
+    fields = prepare(sampler.flat, torch.cat([rows for epoch in samples for rows in epoch]), sizes)
     sampler.flat = sampler.flat.exclude(*fields)
     done = 0
     for units, of_epoch in zip(parts, samples, strict=True):

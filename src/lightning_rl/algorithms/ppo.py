@@ -140,10 +140,10 @@ class PPO(OnPolicyAlgorithm):
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 
-    def drawn_fields(
+    def prepared_fields(
         self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
     ) -> dict[str, Tensor]:
-        fields = super().drawn_fields(flat, order, sizes)
+        fields = super().prepared_fields(flat, order, sizes)
         if self.normalize_advantage == "minibatch":
             advantage = flat["advantage"].index_select(0, order)
             fields["advantage"] = ranks.normalize_over_ranks(advantage, sizes)

@@ -34,7 +34,7 @@ class ReferencePolicy(nn.Module):
         )
 
     @torch.no_grad()
-    def remember(self) -> None:
+    def copy_again(self) -> None:
         """Copy the current parameters."""
         for reference, value in zip(self.kept, self._changing().values(), strict=True):
             reference.copy_(value)

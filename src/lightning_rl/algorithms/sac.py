@@ -36,10 +36,10 @@ class SoftActorCritic(QAlgorithm):
         ConfigurationError: for a policy of another kind.
     """
 
-    fitted_always: tuple[str, ...] = ("critic",)
+    undelayed_objectives: tuple[str, ...] = ("critic",)
     """The objectives of every update; every `policy_delay`-th update has all objectives."""
 
-    actor_passes: tuple[str, ...] = ("entropy",)
+    actor_forwarded_scalars: tuple[str, ...] = ("entropy",)
     """Scalars of the actor's loss that the temperature's loss reads, see `objective`."""
 
     def __init__(
@@ -72,31 +72,34 @@ class SoftActorCritic(QAlgorithm):
             learning_rate=self.alpha_learning_rate,
         )
         modules = self.policy.actor_modules()
-        actor = self.objective(self.actor_loss, *modules, name="actor", passes=self.actor_passes)
+        forwarded = self.actor_forwarded_scalars
+        actor = self.objective(self.actor_loss, *modules, name="actor", forwarded_scalars=forwarded)
         return [self.critic_objective(), actor, *([alpha] if self.learn_alpha else [])]
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        self.store(rollout)
+        self.add_to_replay(rollout)
         for minibatch in self.minibatches(rollout):
             # Counted over the run, so that a resumed run keeps the turn of the actor.
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
-            self.update_in_turn(minibatch, *(self.objectives if with_actor else self.fitted_always))
+            self.update_in_turn(
+                minibatch, *(self.objectives if with_actor else self.undelayed_objectives)
+            )
         self.finish_iteration(rollout)
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         if self.num_target_critics is None:
             return {}
         critics, size = self.policy.critic.num_critics, self.num_target_critics
         # Per sample, not per minibatch as in REDQ: a field like the noise.
         return {"target_critics": random_subsets(count, critics, size, self.generator, self.device)}
 
-    def reduce_q(self, q: Tensor) -> Tensor:
+    def aggregate_q(self, q: Tensor) -> Tensor:
         """Reduce the values of all critics [E, ...] to the value that the actor maximizes."""
         return q.amin(0) if self.num_target_critics is None else q.mean(0)
 
     @abstractmethod
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor's loss on samples [B], and scalars to log, including `actor_passes`."""
+        """Return the actor's loss on samples [B], and scalars to log, with the forwarded ones."""
 
     @abstractmethod
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -138,11 +141,11 @@ class SAC(SoftActorCritic):
         dimensions = policy.distribution.size
         self.target_entropy = -float(dimensions) if target_entropy is None else target_entropy
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         shape = 2, count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         # One draw for all minibatches of an iteration, instead of two small ones per update.
-        return {"noise": noise[0], "next_noise": noise[1]} | super().drawn_fields(count)
+        return {"noise": noise[0], "next_noise": noise[1]} | super().noise_fields(count)
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         policy, critic = self.policy, self.policy.critic
@@ -155,7 +158,7 @@ class SAC(SoftActorCritic):
         # An override of `critic_outputs` may give the critics other actions than the actor draws.
         outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
         next_q, probs = critic.least_value(next_outputs, minibatch.get("target_critics", None))
-        reward, discount = self.scaled(minibatch["reward"]), minibatch["discount"]
+        reward, discount = self.normalized_reward(minibatch["reward"]), minibatch["discount"]
         # Haarnoja et al. 2018, equations 2 and 3; the cost of entropy shifts each atom of
         # categorical critics. The discount is 0 after a termination, but not at a time limit.
         target = reward + discount * (next_q - alpha * log_prob)
@@ -166,7 +169,7 @@ class SAC(SoftActorCritic):
         action, log_prob = self.policy.draw_unit(minibatch, minibatch["noise"], features)
         alpha = self.log_alpha.detach().exp()
         q = self.policy.q_values(minibatch, action, features=for_critics)
-        loss = soft_policy_loss(log_prob, self.reduce_q(q), alpha)
+        loss = soft_policy_loss(log_prob, self.aggregate_q(q), alpha)
         return loss, {"entropy": -log_prob.mean(), "alpha": alpha}
 
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

@@ -61,7 +61,7 @@ class TD3(QAlgorithm):
         ]
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        self.store(rollout)
+        self.add_to_replay(rollout)
         for minibatch in self.minibatches(rollout):
             # Actor and targets move together, every `policy_delay`-th update of the critics.
             if (self.updates_done + 1) % self.policy_delay == 0:
@@ -70,7 +70,7 @@ class TD3(QAlgorithm):
                 self.updates["critic"](minibatch)
         self.finish_iteration(rollout)
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         shape = count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         limit = self.target_noise_clip
@@ -92,7 +92,7 @@ class TD3(QAlgorithm):
         outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
         next_q, probs = critic.least_value(next_outputs)
         # Fujimoto et al. 2018, equation 10.
-        target = self.scaled(minibatch["reward"]) + minibatch["discount"] * next_q
+        target = self.normalized_reward(minibatch["reward"]) + minibatch["discount"] * next_q
         return critic.loss(outputs, target, probs)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
 from lightning_rl.optim.objective_checks import check_names, unreached
 from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches, row_of
-from lightning_rl.optim.update_sequence import UpdateSequence, passed_scalars
+from lightning_rl.optim.update_sequence import UpdateSequence, select_forwarded
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
@@ -342,8 +342,8 @@ class CompiledSequence(UpdateSequence):
                 # A copy: fields that one loss adds are not for the next.
                 row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], names)
                 scalars, objective = dict(zip(names, row[1:-1], strict=True)), update.objective
-                for name, scalar in passed_scalars(
-                    objective.name, objective.passes, scalars
+                for name, scalar in select_forwarded(
+                    objective.name, objective.forwarded_scalars, scalars
                 ).items():
                     # What an objective passes to the next ones stays in the graph.
                     samples.set(name, scalar.expand(samples.batch_size))

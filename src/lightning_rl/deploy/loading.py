@@ -92,5 +92,5 @@ def load_trained(
     # Dropout must not act.
     policy.eval()
     trainer = run.settings.get("trainer")
-    policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")
+    policy.set_precision(str(trainer.get("precision")) if isinstance(trainer, dict) else "")
     return Trained(policy, run)

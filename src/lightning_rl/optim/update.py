@@ -280,7 +280,7 @@ class Objective:
         make_optimizer: makes the optimizer.
         max_nonfinite_steps: the run fails after this many consecutive skipped steps.
         micro_batch_size: samples per forward pass; None for a fast size.
-        passes: names of logged scalars that later losses of an `UpdateSequence` read.
+        forwarded_scalars: names of logged scalars that later losses of an `UpdateSequence` read.
     """
 
     name: str
@@ -293,7 +293,7 @@ class Objective:
     make_optimizer: OptimizerFactory
     max_nonfinite_steps: int
     micro_batch_size: int | None = None
-    passes: Sequence[str] = ()
+    forwarded_scalars: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.statistics = UpdateStatistics(self.max_nonfinite_steps)

@@ -14,8 +14,8 @@ from lightning_rl.system.errors import ConfigurationError, require
 class UpdateSequence:
     """Take a step on several objectives per minibatch, in order, then run a follow-up.
 
-    A scalar in `Objective.passes` becomes a field [B] of the minibatch for later losses, with the
-    same number for each sample.
+    A scalar in `Objective.forwarded_scalars` becomes a field [B] of the minibatch for later losses,
+    with the same number for each sample.
 
     Args:
         updates: the updates of the objectives, in order.
@@ -35,11 +35,13 @@ class UpdateSequence:
         self.updates = updates
         self.follow_up = follow_up
         self.written = moved
-        self._passed = [name for update in updates for name in update.objective.passes]
+        self._forwarded = [
+            name for update in updates for name in update.objective.forwarded_scalars
+        ]
         # The second scalar would silently replace the first.
-        for name in self._passed:
+        for name in self._forwarded:
             require(
-                self._passed.count(name) == 1,
+                self._forwarded.count(name) == 1,
                 f"Two objectives pass '{name}' to later losses: rename one of these scalars.",
             )
 
@@ -55,10 +57,10 @@ class UpdateSequence:
         for update in self.updates:
             update(minibatch.copy())
             objective = update.objective
-            if objective.passes:
+            if objective.forwarded_scalars:
                 scalars = dict(zip(update.names, update.scalars, strict=True))
-                passed = passed_scalars(objective.name, objective.passes, scalars)
-                for name, scalar in passed.items():
+                forwarded = select_forwarded(objective.name, objective.forwarded_scalars, scalars)
+                for name, scalar in forwarded.items():
                     # A field [B], not a number: micro-batches split it together with the samples.
                     minibatch.set(name, scalar.expand(len(minibatch)))
         self._follow_up()
@@ -69,7 +71,7 @@ class UpdateSequence:
         Raises:
             ConfigurationError: if the minibatch has a field of that name.
         """
-        for name in self._passed:
+        for name in self._forwarded:
             if name in minibatch.keys():
                 raise ConfigurationError(
                     f"An objective passes '{name}' to the losses after it, but the minibatch "
@@ -78,19 +80,19 @@ class UpdateSequence:
                 )
 
 
-def passed_scalars(
-    name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
+def select_forwarded(
+    name: str, forwarded: Sequence[str], scalars: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the scalars of a loss that later losses read.
 
     Raises:
-        ConfigurationError: if the loss does not return a scalar of `passes`.
+        ConfigurationError: if the loss does not return one of `forwarded`.
     """
-    missing = [key for key in passes if key not in scalars]
+    missing = [key for key in forwarded if key not in scalars]
     if not missing:
-        return {key: scalars[key] for key in passes}
+        return {key: scalars[key] for key in forwarded}
     raise ConfigurationError(
         f"The objective '{name}' passes {quoted(missing)} to the losses after it, but its loss "
         f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
-        "remove it from passes=.",
+        "remove it from forwarded_scalars=.",
     )

@@ -240,15 +240,15 @@ class Policy(nn.Module, ABC, Configurable):
         )
 
     @property
-    def replayed_space(self) -> gymnasium.Space[Any]:
-        """Space of the actions that critics evaluate: `action` in the replay, see `replayed`."""
+    def replay_action_space(self) -> gymnasium.Space[Any]:
+        """Space of the actions in the replay, which critics evaluate; see `rollout_for_replay`."""
         return self.action_space
 
-    def replayed(self, rollout: TensorDict) -> TensorDict:
+    def rollout_for_replay(self, rollout: TensorDict) -> TensorDict:
         """Return a rollout [N, T+1] with the critics' actions; unchanged by default."""
         return rollout
 
-    def compute_in(self, precision: str) -> None:
+    def set_precision(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():
             # `modules` includes this policy.

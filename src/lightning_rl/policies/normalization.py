@@ -165,15 +165,15 @@ class ReturnNormalizer(RewardNormalizer):
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.
-        given: share of the minibatches, mean and variance of G of the demonstrations, or None.
+        demonstrations: their share of the minibatches, and mean and variance of their G, or None.
     """
 
     largest: Tensor
-    given: tuple[float, float, float] | None = None
+    demonstrations: tuple[float, float, float] | None = None
 
     def __init__(self, limit: float | None = None, *, eps: float = 1e-8) -> None:
         super().__init__(eps=eps)
-        self.most = limit
+        self.return_limit = limit
         self.register_buffer("largest", torch.zeros(1))
 
     @torch.no_grad()
@@ -200,30 +200,30 @@ class ReturnNormalizer(RewardNormalizer):
             ends: [M] bool, steps after which the return restarts at zero.
             gamma: discount per step.
         """
-        self.given = None
+        self.demonstrations = None
         if len(reward) == 0:
             return
         zero = torch.zeros(1, device=reward.device)
         returns = discounted_return(reward[None], ends[None], zero, gamma=gamma)
         var, mean = torch.var_mean(returns, correction=0)
-        self.given = share, float(mean), float(var)
+        self.demonstrations = share, float(mean), float(var)
         self.largest.copy_(self.largest.maximum(returns.abs().amax().to(self.largest)))
 
     def variance(self) -> Tensor:
         """Return the variance [1] of G in minibatches."""
-        if self.given is None:
+        if self.demonstrations is None:
             return self.var
-        share, given_mean, given_var = self.given
+        share, given_mean, given_var = self.demonstrations
         # The variance of a mixture: within its parts, and between their means.
         between = share * (1.0 - share) * (self.mean - given_mean).square()
         return (1.0 - share) * self.var + share * given_var + between
 
     def get_extra_state(self) -> dict[str, Any]:
-        return super().get_extra_state() | {"given": self.given}
+        return super().get_extra_state() | {"given": self.demonstrations}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
-        self.given = state.get("given")
+        self.demonstrations = state.get("given")
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
@@ -231,6 +231,6 @@ class ReturnNormalizer(RewardNormalizer):
         # While all returns are equal, such as 0 before the first success, the variance is no scale:
         # a replay may hold relabelled rewards of 1 already.
         scale = (variance + self.eps).sqrt().where(variance > 0, 1.0)
-        if self.most is not None:
-            scale = torch.maximum(scale, self.largest / self.most)
+        if self.return_limit is not None:
+            scale = torch.maximum(scale, self.largest / self.return_limit)
         return reward / scale

@@ -47,7 +47,7 @@ class PolicyWrapper(Policy):
     observation_space = _of_inner("observation_space")
     action_space = _of_inner("action_space")
     acting_space = _of_inner("acting_space")
-    replayed_space = _of_inner("replayed_space")
+    replay_action_space = _of_inner("replay_action_space")
     extra_fields = _of_inner("extra_fields")
     draw_noise = delegated(Policy.draw_noise, "inner")
     get_value = delegated(Policy.get_value, "inner")
@@ -57,8 +57,8 @@ class PolicyWrapper(Policy):
     parameter_groups = delegated(Policy.parameter_groups, "inner")
     adapt_state_dict = delegated(Policy.adapt_state_dict, "inner")
     fields_of = delegated(Policy.fields_of, "inner")
-    replayed = delegated(Policy.replayed, "inner")
-    compute_in = delegated(Policy.compute_in, "inner")
+    rollout_for_replay = delegated(Policy.rollout_for_replay, "inner")
+    set_precision = delegated(Policy.set_precision, "inner")
     update_normalization = delegated(Policy.update_normalization, "inner")
 
     @abstractmethod

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.renamed import RefusesEarlierNames
 
 LARGEST = 1_000
 """Most entries of a list or an array in a config."""
@@ -102,7 +103,7 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     return None if uses_kwargs else settings
 
 
-class Configurable:
+class Configurable(RefusesEarlierNames):
     """An object that remembers the arguments of its constructor, as plain values.
 
     `__new__` gets the arguments of the outermost class before any constructor can change them. List

@@ -422,7 +422,7 @@ class RLDataModule(LightningDataModule):
             goals = self._env.goals
             self.replay = self._make_replay(
                 self.observation_space,
-                learner.policy.replayed_space,
+                learner.policy.replay_action_space,
                 self.num_envs,
                 learner.policy.version.device,
                 self.seed_for("replay"),

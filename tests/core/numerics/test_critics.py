@@ -190,9 +190,9 @@ def test_rewards_are_scaled_so_that_the_largest_return_fits():
         SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), value_atoms=ValueAtoms(11, 4.0)),
         normalize_reward=True,
     )
-    assert module.reward_normalizer.most == 4.0
+    assert module.reward_normalizer.return_limit == 4.0
     module.reward_normalizer.largest.fill_(8.0)
-    assert module.scaled(torch.tensor([6.0])).tolist() == [3.0]
+    assert module.normalized_reward(torch.tensor([6.0])).tolist() == [3.0]
 
 
 # --- networks ---

@@ -66,7 +66,7 @@ def test_twenty_updates_are_those_of_the_reference(
     for slow, fast in module.target_networks():
         slow.load_state_dict(fast.state_dict())
     choice = CompileDecision(dtype == torch.float32, None)
-    module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
+    module.attach_learner(Learner(module, module.objectives, module.configure_optimizers(), choice))
     reference = DQNReference(
         layers_of(policy.actor, dueling), rate=1e-2, tau=0.1, interval=interval, double=double,
         limit=settings["max_grad_norm"],

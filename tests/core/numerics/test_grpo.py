@@ -294,7 +294,7 @@ def test_a_reference_is_a_copy_of_what_changes_and_shares_the_rest():
     assert not torch.equal(log_prob_of(policy, rollout), before)
     saved = [value for name, value in policy.state_dict().items() if "actor.0" not in name]
     assert sum(k.numel() for k in reference.kept) == sum(value.numel() for value in saved)
-    reference.remember()
+    reference.copy_again()
     assert torch.equal(reference.log_prob(rollout), log_prob_of(policy, rollout))
 
 

@@ -70,7 +70,7 @@ def test_a_method_is_the_inner_policys(name, monkeypatch):
     answer = getattr(policy, name)(*given)
     (args, kwargs) = calls[0]
     assert [*args[1:], *kwargs.values()] == given, "the arguments too"
-    if name not in ("rollout_actor", "put_in_eval_mode", "update_normalization", "compute_in"):
+    if name not in ("rollout_actor", "put_in_eval_mode", "update_normalization", "set_precision"):
         assert answer is said
 
 
@@ -93,7 +93,7 @@ def test_what_slow_policy_lost():
     assert PPO(policy, batch_size=4).correction.joint_ratio
     continuous = SlowPolicy(SPACES[0], Box(0, 4, (2,)), ActorCritic, delay_ms=0.0)
     assert continuous.fields_of(torch.ones(5, 2)).keys() == continuous.extra_fields.keys()
-    policy.compute_in("bf16-mixed")
+    policy.set_precision("bf16-mixed")
     assert policy.autocast_dtype == torch.bfloat16
 
 

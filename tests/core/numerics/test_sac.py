@@ -39,7 +39,9 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
     if isinstance(module, TD3):
         module.target_actor.load_state_dict(made.actor.state_dict())
     optimizers = module.configure_optimizers()
-    module.learn_by(Learner(module, module.objectives, optimizers, CompileDecision(compile, None)))
+    module.attach_learner(
+        Learner(module, module.objectives, optimizers, CompileDecision(compile, None))
+    )
     return module
 
 
@@ -50,7 +52,7 @@ def update(module, minibatch, with_actor=True):
     elif isinstance(module, TD3):
         module.updates["critic"](minibatch)
     else:
-        module.update_in_turn(minibatch, *module.fitted_always)
+        module.update_in_turn(minibatch, *module.undelayed_objectives)
 
 
 def actor_layers(actor):
@@ -75,7 +77,7 @@ def critic_layers(ensemble):
 
 
 def drawn(rng, critics=None):
-    """A minibatch as a replay and `drawn_fields` give it: some steps terminal, some over several env steps."""
+    """A minibatch as a replay and `noise_fields` give it: some steps terminal, some over several env steps."""
     batch = {
         "observation": rng.normal(size=(BATCH, OBSERVATIONS)),
         "next_observation": rng.normal(size=(BATCH, OBSERVATIONS)),

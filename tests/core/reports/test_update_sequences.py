@@ -49,7 +49,9 @@ def one_update(cls, compile=False, **settings):
     policy = SquashedActorCritic(OBSERVATION, ACTION, (8,))
     module = cls(policy, batch_size=8, **settings)
     optimizers = module.configure_optimizers()
-    module.learn_by(Learner(module, module.objectives, optimizers, CompileDecision(compile, None)))
+    module.attach_learner(
+        Learner(module, module.objectives, optimizers, CompileDecision(compile, None))
+    )
     minibatch = TensorDict(
         {
             **{name: torch.rand(8, 3) for name in ("observation", "next_observation")},
@@ -80,18 +82,18 @@ def test_a_scalar_with_the_name_of_a_field_leaves_the_minibatch_as_it_is(way, co
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "traced"])
 def test_what_is_passed_must_be_reported_and_have_a_name_of_its_own(compile):
-    taken = type("Taken", (Watching,), {"actor_passes": ("entropy", "action")})
+    taken = type("Taken", (Watching,), {"actor_forwarded_scalars": ("entropy", "action")})
     with refused(names=("'action'", "minibatch")):
         one_update(taken, compile)
-    missing = type("Missing", (Watching,), {"actor_passes": ("entropy", "temperature")})
-    with refused(names=("'actor'", "'temperature'", "'entropy'", "passes=")):
+    missing = type("Missing", (Watching,), {"actor_forwarded_scalars": ("entropy", "temperature")})
+    with refused(names=("'actor'", "'temperature'", "'entropy'", "forwarded_scalars=")):
         one_update(missing, compile)
 
 
 def share(module, objectives):
     """Two losses pass on the same name."""
     for objective in objectives[:2]:
-        objective.passes = ("entropy",)
+        objective.forwarded_scalars = ("entropy",)
 
 
 def test_two_losses_cannot_pass_on_the_same_name():

@@ -183,7 +183,7 @@ class BehaviorCloning(Algorithm):
             single_steps = data.num_envs * data.buffer_size == data.env_steps_per_iteration
             require(
                 self.data.replay is None
-                or (single_steps and self.policy.replayed_space == self.policy.action_space),
+                or (single_steps and self.policy.replay_action_space == self.policy.action_space),
                 "The replay of BehaviorCloning stores labels of single actions, but "
                 f"{type(self.policy).__name__} has chunks or replaces actions. Remove data.replay.",
             )

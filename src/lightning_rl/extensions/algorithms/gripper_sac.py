@@ -36,7 +36,7 @@ class GripperSAC(SAC):
 
     policy: GripperActorCritic
     policy_kind: type[QActorCritic] = GripperActorCritic
-    fitted_always = ("critic", "gripper")
+    undelayed_objectives = ("critic", "gripper")
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class GripperSAC(SAC):
         penalty = minibatch.get("penalty", None)
         penalty = torch.zeros_like(reward) if penalty is None else penalty
         target = double_q_target(
-            self.scaled(reward + penalty),
+            self.normalized_reward(reward + penalty),
             minibatch["discount"],
             self.policy.gripper_values(next_td, features=features),
             self.policy.gripper_values(next_td, self.target_gripper, slow),

@@ -164,10 +164,10 @@ class DatasetActorCritic(Algorithm):
         for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
             for minibatch in epoch:
                 # Drawn here, because a compiled update cannot use a generator.
-                update(minibatch.update(self.drawn_fields(len(minibatch))))
+                update(minibatch.update(self.noise_fields(len(minibatch))))
         self.finish_iteration(rollout)
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         """Draw the random numbers of a minibatch [B] of `count` samples, by field."""
         return {}
 
@@ -176,7 +176,7 @@ class DatasetActorCritic(Algorithm):
 
         # AWAC's V draws an action per observation, and needs noise for it.
         def value_of(td: TensorDict) -> Tensor:
-            return self.value_here(td.update(self.drawn_fields(len(td))))
+            return self.state_value(td.update(self.noise_fields(len(td))))
 
         write_values(self.policy, rollout, value_of, value_of)
         steps = ("reward", "terminated", "truncated", "final_value")
@@ -186,17 +186,17 @@ class DatasetActorCritic(Algorithm):
         add_transition_field(rollout, "advantage", advantage)
 
     @abstractmethod
-    def value_here(self, minibatch: TensorDict) -> Tensor:
+    def state_value(self, minibatch: TensorDict) -> Tensor:
         """Return V [B] of the observations of samples [B]."""
 
     @abstractmethod
-    def value_there(self, minibatch: TensorDict) -> Tensor:
+    def next_state_value(self, minibatch: TensorDict) -> Tensor:
         """Return V [B] of the next observations of samples [B]."""
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the temporal-difference loss of the critics on samples [B], and scalars."""
         with torch.no_grad():
-            value = self.value_there(minibatch)
+            value = self.next_state_value(minibatch)
             target = minibatch["reward"] + self.gamma * minibatch["continuing"] * value
         # The critics read actions in units of their bounds.
         q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
@@ -207,7 +207,7 @@ class DatasetActorCritic(Algorithm):
         policy = self.policy
         with torch.no_grad():
             if self.gae_lambda is None:
-                advantage = self.target_q(minibatch) - self.value_here(minibatch)
+                advantage = self.target_q(minibatch) - self.state_value(minibatch)
             else:
                 advantage = minibatch["advantage"]
             weight = advantage_weight(advantage, self.advantage_scale, self.max_weight)
@@ -292,10 +292,10 @@ class IQL(DatasetActorCritic):
         loss = expectile_loss(self.target_q(minibatch) - value, self.expectile)
         return loss, {"value": value.mean()}
 
-    def value_here(self, minibatch: TensorDict) -> Tensor:
+    def state_value(self, minibatch: TensorDict) -> Tensor:
         return self.value_of(minibatch)
 
-    def value_there(self, minibatch: TensorDict) -> Tensor:
+    def next_state_value(self, minibatch: TensorDict) -> Tensor:
         return self.value_of(_following(minibatch))
 
     def value_of(self, td: TensorDict) -> Tensor:
@@ -324,15 +324,15 @@ class AWAC(DatasetActorCritic):
         ConfigurationError: see `DatasetActorCritic`.
     """
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         shape = 2, count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         return {"noise": noise[0], "next_noise": noise[1]}
 
-    def value_here(self, minibatch: TensorDict) -> Tensor:
+    def state_value(self, minibatch: TensorDict) -> Tensor:
         return self._drawn_value(minibatch, minibatch["noise"])
 
-    def value_there(self, minibatch: TensorDict) -> Tensor:
+    def next_state_value(self, minibatch: TensorDict) -> Tensor:
         return self._drawn_value(_following(minibatch), minibatch["next_noise"])
 
     def _drawn_value(self, td: TensorDict, noise: Tensor) -> Tensor:

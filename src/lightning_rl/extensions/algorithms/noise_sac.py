@@ -31,7 +31,7 @@ class NoiseSAC(SAC):
 
     policy: SteeredActorCritic
     policy_kind: type[QActorCritic] = SteeredActorCritic
-    fitted_always = ("critic", "noise_critic")
+    undelayed_objectives = ("critic", "noise_critic")
 
     def __init__(self, policy: SteeredActorCritic, **kwargs: Any) -> None:
         super().__init__(policy, **kwargs)
@@ -46,11 +46,11 @@ class NoiseSAC(SAC):
         )
         return [critic, noise_critic, *other_objectives]
 
-    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+    def noise_fields(self, count: int) -> dict[str, Tensor]:
         size = count, self.policy.distribution.size
         # Drawn before the loss, because a compiled loss cannot use a generator.
         noise = torch.randn(size, generator=self.generator, device=self.device)
-        return {"tried_noise": noise} | super().drawn_fields(count)
+        return {"tried_noise": noise} | super().noise_fields(count)
 
     def critic_outputs(
         self, minibatch: TensorDict, next_features: Tensor, next_action: Tensor

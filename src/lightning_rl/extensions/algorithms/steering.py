@@ -182,10 +182,10 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
         self.steer(frozen, action_space, bound)
 
     @property
-    def replayed_space(self) -> gymnasium.Space[Any]:
+    def replay_action_space(self) -> gymnasium.Space[Any]:
         return self.noise_space
 
-    def replayed(self, rollout: TensorDict) -> TensorDict:
+    def rollout_for_replay(self, rollout: TensorDict) -> TensorDict:
         require(
             "executed_action" not in rollout.keys(),
             "NoiseActorCritic learns the values of its noise, but a person takes over in this env, "
@@ -227,10 +227,10 @@ class SteeredActorCritic(NoiseActorCritic):
         self.critic = QEnsemble(inputs, *settings)
 
     @property
-    def replayed_space(self) -> gymnasium.Space[Any]:
+    def replay_action_space(self) -> gymnasium.Space[Any]:
         return self.action_space
 
-    def replayed(self, rollout: TensorDict) -> TensorDict:
+    def rollout_for_replay(self, rollout: TensorDict) -> TensorDict:
         return rollout
 
     def unit(self, action: Tensor) -> Tensor:

@@ -245,7 +245,7 @@ def _observed(
 def _acting_alone(policy: Policy) -> Policy:
     alone = copy.deepcopy(policy)
     # Convert to float32: few runtimes compute in bfloat16 on a CPU.
-    alone.compute_in("32-true")
+    alone.set_precision("32-true")
     for name in alone.critic_modules:
         owner, _, child = name.rpartition(".")
         # A name may be of a module that this policy does not have.
