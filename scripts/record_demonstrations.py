@@ -35,7 +35,7 @@ if __name__ == "__main__":
         generator = torch.Generator().manual_seed(arguments.seed)
 
         def draw(state: TensorDict) -> torch.Tensor:
-            td = TensorDict({"observation": env.observed(state)}, [env.num_envs])
+            td = TensorDict({"observation": env.observation_of(state)}, [env.num_envs])
             return policy.get_action(td, generator=generator)["action"]
 
         env.expert = draw

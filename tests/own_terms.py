@@ -11,14 +11,16 @@ def near_wall(env, margin=0.1):
 class Idle:
     """Termination: the pusher has not moved for some steps, [M] bool."""
 
-    def __init__(self, steps=20, least=0.001):
-        self.steps, self.least = steps, least
+    def __init__(self, steps=20, min_distance=0.001):
+        self.steps, self.min_distance = steps, min_distance
 
     def start(self, env):
         return {"count": torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)}
 
     def __call__(self, env, memory):
-        moved = (env.state["pusher"] - env.before["pusher"]).abs().amax(1) > self.least
+        moved = (env.state["pusher"] - env.previous_state["pusher"]).abs().amax(
+            1
+        ) > self.min_distance
         count = (memory["count"] + 1).masked_fill(moved, 0)
         return count >= self.steps, {"count": count}
 

@@ -37,7 +37,7 @@ INTERNAL = (
     *(f"extensions/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "extensions/simulators/simulator_events.py",
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
-    *(f"envs/gymnasium/{name}.py" for name in ("goals", "kept_info", "replay", "workers")),
+    *(f"envs/gymnasium/{name}.py" for name in ("goals", "recorded_info", "replay", "workers")),
     "compiled/[!cs]*",
     "compiled/cuda_graphs.py",
     *(

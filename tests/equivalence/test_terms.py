@@ -46,7 +46,9 @@ def managed(num_envs, events=None):
     return PushCube(
         num_envs,
         rewards={"goal_progress": 5.0, "near_wall": Reward(own_terms.near_wall, weight=-1.0)},
-        terminations={"idle": Termination(own_terms.Idle, {"steps": 3, "least": 0.01}, "fail")},
+        terminations={
+            "idle": Termination(own_terms.Idle, {"steps": 3, "min_distance": 0.01}, "fail")
+        },
         observations={
             "actor": {
                 "own": Observation("task_observation", noise=Noise(std=0.01), delay=(0, 2)),
@@ -76,7 +78,7 @@ def noisy(env):
 
 
 def decided(env):
-    return env.elapsed.float() if env.action.sum() > 1e9 else env.measured["distance"]
+    return env.elapsed.float() if env.action.sum() > 1e9 else env.measurements["distance"]
 
 
 class Counting:
@@ -86,7 +88,7 @@ class Counting:
 
     def __call__(self, env):
         self.count += 1
-        return env.measured["distance"]
+        return env.measurements["distance"]
 
 
 UNCOMPILED = {
@@ -182,7 +184,7 @@ data:
       rewards: {goal_progress: 5.0, smoothness: null, near_wall: {term: my_terms.near_wall, weight: -1, params: {margin: 0.2}}}
       terminations:
         success: {params: {radius: 0.12}}
-        idle: {term: my_terms.Idle, ends: fail, params: {steps: 3, least: 0.01}}
+        idle: {term: my_terms.Idle, ends: fail, params: {steps: 3, min_distance: 0.01}}
       observations:
         actor: {own: {term: task_observation, noise: {std: 0.01}, delay: [0, 2]}, compass: {term: my_terms.compass, history: 3}}
   num_envs: 4
@@ -253,7 +255,7 @@ def test_shipped_terms_in_a_checkpoint_need_no_trust(config):
         (
             ("env", "init_args", "terminations", "idle", "params"),
             {"step": 3},
-            "(my_terms.Idle) has no parameter 'step'; it takes steps, least; close matches: steps",
+            "(my_terms.Idle) has no parameter 'step'; it takes steps, min_distance; close matches: steps",
         ),
         (
             ("events", "bump", "term"),

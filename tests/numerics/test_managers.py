@@ -54,7 +54,7 @@ class Drift(ManagedEnv):
         return TensorDict({"x": x}, [env.num_envs])
 
     def measure(self, env):
-        return {"step": (env.state["x"] - env.before["x"])[:, 0]}
+        return {"step": (env.state["x"] - env.previous_state["x"])[:, 0]}
 
     def parameters(self):
         return {"gain": torch.tensor(GAIN)}
@@ -378,7 +378,7 @@ def high(env, most):
 
 
 def turned(env):
-    return (env.state["observation"] - env.before["observation"]).abs().sum(1)
+    return (env.state["observation"] - env.previous_state["observation"]).abs().sum(1)
 
 
 def pendulum(num_envs, **more):

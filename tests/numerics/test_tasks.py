@@ -349,7 +349,7 @@ def test_the_drives_push_as_their_action_means(term, slider, hinge):
     env = CartPole(1, action=term)
     env.reset(seed=0)
     position = torch.tensor([[0.5, 0.25]])
-    target = term.target(term.bounded(torch.tensor([[2.0, 3.0]])), position)
+    target = term.target(term.clipped_action(torch.tensor([[2.0, 3.0]])), position)
     rest = torch.zeros(1)
     efforts = [float(env._effort(i, position[:, i], rest, target[:, i])) for i in (0, 1)]
     assert efforts == pytest.approx([slider, hinge], rel=1e-5)

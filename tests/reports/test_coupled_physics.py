@@ -165,7 +165,7 @@ def test_moved_frames_are_where_a_compiled_model_has_them(field):
     torch.testing.assert_close(
         env.state["qpos"][0], torch.tensor(data.qpos).float(), rtol=0, atol=1e-5
     )
-    view = env.view_class(env, env.refreshed(env.state), env.stream_key, env.episode)
+    view = env.view_class(env, env.with_derived_entries(env.state), env.stream_key, env.episode)
     mujoco.mj_forward(model, data)
     torch.testing.assert_close(
         view.site_xpos("tip")[0], torch.tensor(data.site_xpos[0]).float(), rtol=0, atol=1e-5

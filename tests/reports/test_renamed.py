@@ -5,13 +5,21 @@ from importlib import import_module
 import pytest
 
 import lightning_rl
-from lightning_rl import TermWrapper
-from lightning_rl.checkpoints.registry import OURS, RENAMED, SECTIONS, TEXTS, present_path
+from lightning_rl import NoiseActorCritic, PointMass, TermWrapper
+from lightning_rl.checkpoints.registry import (
+    OURS,
+    RENAMED,
+    SECTIONS,
+    TEXTS,
+    present_path,
+    present_settings,
+)
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import check_options, kinds_of
 from lightning_rl.cli.parsing import read_settings, settings_in
 from lightning_rl.extensions.managers.functions import task_observation
-from lightning_rl.extensions.managers.term import function_of
+from lightning_rl.extensions.managers.term import BoundTerm, Curriculum, function_of
+from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from lightning_rl.system.texts import imported
 from tests.messages import refused
@@ -96,6 +104,29 @@ def test_a_typed_class_of_an_earlier_version_is_the_present_one(name):
 @pytest.mark.parametrize("name", ["own", "lightning_rl.envs.managers.functions.own"])
 def test_a_term_of_an_earlier_version_is_the_present_one(name):
     assert function_of(name, "a reward") is task_observation
+
+
+@pytest.mark.parametrize("path", ["", "lightning_rl.envs.managers.functions."])
+def test_a_parameter_of_a_term_is_translated_in_files_and_refused_in_python(path):
+    term = {"term": f"{path}over_steps", "params": {"steps": 9, "most": 0.5}}
+    assert present_settings({"push": term})["push"]["params"] == {"steps": 9, "maximum": 0.5}
+    theirs = {"term": "my.over_steps", "params": {"most": 0.5}}
+    assert present_settings(theirs) == theirs
+    with refused(names=("push", "'most'", "'maximum'")):
+        BoundTerm(Curriculum(term["term"], term["params"]), "curriculum", "push", "Task", 2)
+
+
+@pytest.mark.parametrize(
+    ("base", "earlier", "present"),
+    [
+        (PointMass, "refreshed", "with_derived_entries"),
+        (NoiseActorCritic, "replayed", "rollout_for_replay"),
+        (EnvView, "replaced", "entries_for"),
+    ],
+)
+def test_a_hook_of_a_subclass_learns_its_present_name(base, earlier, present):
+    with refused(names=("Mine", f"'{earlier}'", f"'{present}'")):
+        type("Mine", (base,), {earlier: None})
 
 
 def test_a_script_gets_the_present_class_with_a_warning():

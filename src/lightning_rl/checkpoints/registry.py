@@ -120,6 +120,9 @@ NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 _LAY_IN_ENVS = "FiveDoors GripperPenalty Intervention PenaltyTerms TwoDoors"
 _FUNCTIONS = f"{_MANAGERS}.functions"
 _TERMS_RENAMED = {"measured": "measurement", "one": "constant", "own": "task_observation"}
+_LIMITS_RENAMED = {"least": "minimum", "most": "maximum"}
+PARAMETERS_RENAMED = {"by_success": _LIMITS_RENAMED, "over_steps": _LIMITS_RENAMED}
+"""Parameters of terms, by term: earlier name and present name."""
 
 RENAMED = {
     "lightning_rl.ClassifiedReward": "lightning_rl.RewardClassifierWrapper",
@@ -152,7 +155,12 @@ def present_path(path: str) -> str:
 def present_settings(settings: Any, key: str = "") -> Any:
     """Return the settings of any version with present names; `key` is the name of the setting."""
     if isinstance(settings, dict):
-        return {name: present_settings(value, name) for name, value in settings.items()}
+        present = {name: present_settings(value, name) for name, value in settings.items()}
+        term = str(present.get("term")).removeprefix(f"{_FUNCTIONS}.")
+        if term in PARAMETERS_RENAMED and isinstance(params := present.get("params"), dict):
+            renamed = PARAMETERS_RENAMED[term]
+            present["params"] = {renamed.get(name, name): params[name] for name in params}
+        return present
     if isinstance(settings, list):
         return [present_settings(value, key) for value in settings]
     if not isinstance(settings, str):

@@ -81,7 +81,7 @@ BUILDING_BLOCKS = (
     *("ActionWrapper", "ObservationWrapper", "RewardWrapper", "ProgressBar", "Checkpoint"),
     *("BaseFinetuning", "BasePredictionWriter", "SaveConfigCallback", "RunConfig"),
     *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
-    *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy", "DatasetSpaces", "KeptInfo"),
+    *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy", "DatasetSpaces", "RecordedInfo"),
 )
 """Base classes, classes that other classes create, and classes that the update ignores."""
 

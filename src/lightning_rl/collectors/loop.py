@@ -262,9 +262,9 @@ class RolloutLoop:
             "next. Configure the simulator to reset within the step.",
         )
         require(
-            not env.keeps or not context.episode_settings.reset_every_rollout,
-            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), but every rollout "
-            "would restart it, because the algorithm resets the envs with seeds: set "
+            not env.persistent_state or not context.episode_settings.reset_every_rollout,
+            f"{type(env).__name__} has a curriculum ({', '.join(env.persistent_state)}), but every "
+            "rollout would restart it, because the algorithm resets the envs with seeds: set "
             "reset_every_rollout: false, or remove the curriculum.",
         )
         self._env = env

@@ -326,10 +326,10 @@ class CompiledSteps:
         carry = self.carry
         episode, key_of_seed = carry["episode",], carry["stream_key",]
         episode.index_add_(0, rows, torch.ones_like(rows))
-        persistent_state = {key: carry["state", key][rows] for key in self.env.keeps}
-        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows], persistent_state)
+        persistent_state = {key: carry["state", key][rows] for key in self.env.persistent_state}
+        starts = self.env.draw_starts(key_of_seed[:, rows], episode[rows], persistent_state)
         observations, targets = (
-            leaves_by_path(self.env.observed(starts), SEEN),
+            leaves_by_path(self.env.observation_of(starts), SEEN),
             leaves_by_path(observation, SEEN),
         )
         for key, leaf in (leaves_by_path(starts, "state") | observations).items():
@@ -526,7 +526,7 @@ class CompiledStepper(RolloutStepper):
 
 def _numbers_of_a_start(env: TorchEnv) -> int:
     def start(key: Tensor, episode: Tensor) -> list[Tensor]:
-        return list(leaves_by_path(env.observed(env.starts_of(key, episode))).values())
+        return list(leaves_by_path(env.observation_of(env.draw_starts(key, episode))).values())
 
     try:
         traced = trace(start, env.stream_key, env.episode)

@@ -125,7 +125,7 @@ class ActionChunk(VectorEnvWrapper):
     def goals(self) -> None:
         """No goals: the rewards between the observations of a chunk cannot be computed again."""
 
-    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise ConfigurationError(
             f"data.extra_fields keeps {', '.join(shapes)} of each step, but a step of ActionChunk "
             "is several steps of the env: remove one of the two."

@@ -14,6 +14,7 @@ from lightning_rl.envs.step_results import check_space
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.extensions import TASKS, function_at
+from lightning_rl.system.renamed import refuse_earlier_names
 
 EnvFactory = Callable[[int], VectorEnv]
 """Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
@@ -99,6 +100,7 @@ def make_env(
             f"{setting} returned {env.num_envs} envs, but {num_envs} were requested. The function "
             "must make as many envs as its argument says."
         )
+    refuse_earlier_names(env, type(env), "VectorEnv")  # set by the constructor
     try:
         owner = getattr(env, "id", type(env).__name__)  # Gymnasium's id says more than the class
         check_space(f"{setting}: {owner}", "observation", env.single_observation_space)
@@ -106,7 +108,7 @@ def make_env(
         if events:
             env.add_events(events)
         if extra_fields:
-            env.keep_info(extra_fields)
+            env.record_info(extra_fields)
     except ConfigurationError:
         env.close()
         raise

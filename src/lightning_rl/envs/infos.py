@@ -29,7 +29,7 @@ TREES = ("rewards", "metrics")
 EnvReport = dict[str, Any]
 """Reports of N envs: `success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}, if reported.
 
-With `data.extra_fields`: `kept_info` {name: [N, ...]}, float32.
+With `data.extra_fields`: `recorded_info` {name: [N, ...]}, float32.
 With interventions: `executed_action` {i: [*A]} of envs with a different action, and `intervened`
 [N]. With penalties: `penalty` [N].
 """
@@ -57,10 +57,10 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in info.items()}
 
 
-KEPT = "kept_info"
-"""Info key of the entries that rollouts store, by name; see `KeptInfo`."""
+RECORDED = "recorded_info"
+"""Info key of the entries that rollouts store, by name; see `RecordedInfo`."""
 
-READ = ("success", "is_success", *TREES, KEPT, EXECUTED_ACTION, INTERVENED, "penalty")
+READ = ("success", "is_success", *TREES, RECORDED, EXECUTED_ACTION, INTERVENED, "penalty")
 """Info keys that are read; the last three are read only if the env announces them."""
 
 
@@ -100,7 +100,7 @@ class InfoReader:
             or "success" in info
             or "rewards" in info
             or "is_success" in info
-            or KEPT in info
+            or RECORDED in info
             or (
                 self._announced
                 and (EXECUTED_ACTION in info or INTERVENED in info or "penalty" in info)
@@ -130,8 +130,8 @@ class InfoReader:
         for kind in TREES:
             if kind in info:
                 self._put_tree(report.setdefault(kind, {}), kind, info[kind], rows)
-        for name, array in info.get(KEPT, {}).items():
-            columns = report.setdefault(KEPT, {})
+        for name, array in info.get(RECORDED, {}).items():
+            columns = report.setdefault(RECORDED, {})
             if name not in columns:
                 columns[name] = np.zeros((self._num_envs, *array.shape), np.float32)
             columns[name][rows] = array
@@ -217,7 +217,7 @@ class InfoReader:
                 tensors[kind] = {
                     name: torch.from_numpy(array) for name, array in report[kind].items()
                 }
-        entries = report.get(KEPT, {})
+        entries = report.get(RECORDED, {})
         return tensors | {name: torch.from_numpy(array) for name, array in entries.items()}
 
 

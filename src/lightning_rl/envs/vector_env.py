@@ -23,6 +23,7 @@ from lightning_rl.rollout.contract import (
 )
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.renamed import RefusesEarlierNames
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such tensors."""
@@ -48,7 +49,7 @@ class RestoreError(RuntimeError):
     """An env cannot restore a saved state; the message says why."""
 
 
-class VectorEnv(ABC):
+class VectorEnv(ABC, RefusesEarlierNames):
     """N copies of an env that are stepped together, with same-step autoreset.
 
     Success and failure are `terminated`; the time limit is `truncated`. Returned tensors stay valid
@@ -71,7 +72,7 @@ class VectorEnv(ABC):
     steps_per_action: int = 1
     """Maximum env steps per action: more than 1 for action chunks."""
 
-    keeps: tuple[str, ...] = ()
+    persistent_state: tuple[str, ...] = ()
     """State entries that stay when an episode ends; a seeded reset restarts them."""
 
     reports_interventions: bool = False
@@ -81,7 +82,7 @@ class VectorEnv(ABC):
     """Whether `step` reports the penalty of part of the action, and rollouts store it."""
 
     info_fields: Mapping[str, tuple[int, ...]] = {}
-    """Shapes of the info entries that rollouts store, by name; see `keep_info`."""
+    """Shapes of the info entries that rollouts store, by name; see `record_info`."""
 
     @property
     def progress(self) -> int:
@@ -155,7 +156,7 @@ class VectorEnv(ABC):
         """
         raise RestoreError(f"{type(self).__name__} does not save its state")
 
-    def make_renderable(self) -> None:  # noqa: B027  # most envs can always be drawn, or never
+    def make_renderable(self) -> None:  # most envs can always be drawn, or never
         """Prepare for `render`. Call before a seeded `reset`; may restart all envs.
 
         Raises:
@@ -187,7 +188,7 @@ class VectorEnv(ABC):
             f"{type(self).__name__} cannot open a window: film it, --video true."
         )
 
-    def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions
+    def stop_interventions(self) -> None:  # most envs have no interventions
         """Disable interventions before the first `reset`, for evaluations.
 
         Interventions that the env cannot prevent are still reported.
@@ -204,7 +205,7 @@ class VectorEnv(ABC):
             "a Task, a MujocoEnv, your own ManagedEnv, and a TensorSimulator."
         )
 
-    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Store entries of each step's info in rollouts, as float32; call before the first `reset`.
 
         Args:
@@ -215,7 +216,7 @@ class VectorEnv(ABC):
         """
         self.info_fields = shapes
 
-    def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
+    def close(self) -> None:  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""
 
 

@@ -46,6 +46,6 @@ class VectorEnvWrapper(VectorEnv):
     def goals(self) -> GoalFunction | None:
         return self.env.goals
 
-    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.env.keep_info(shapes)
+    def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.env.record_info(shapes)
         self.info_fields = shapes

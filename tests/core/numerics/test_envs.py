@@ -859,7 +859,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
             "render": ([1],),
             "load_state_dict": ({},),
             "add_events": ({},),
-            "keep_info": ({},),
+            "record_info": ({},),
         }
         getattr(wrapped, name)(*arguments.get(name, ()))
         assert called.pop() == (name, arguments.get(name, ()))

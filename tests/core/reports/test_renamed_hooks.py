@@ -2,7 +2,9 @@
 
 import pytest
 
-from lightning_rl import PPO, SAC, ActorCritic, SquashedActorCritic
+from lightning_rl import PPO, SAC, ActorCritic, SquashedActorCritic, TorchEnv, VectorEnv
+from lightning_rl.extend.envs import make_env
+from tests.envs import ScriptedTask
 from tests.messages import refused
 
 HOOKS = [
@@ -11,7 +13,9 @@ HOOKS = [
     (SAC, "actor_passes", "actor_forwarded_scalars"),
     (SAC, "reduce_q", "aggregate_q"),
     (SquashedActorCritic, "replayed", "rollout_for_replay"),
-    (ActorCritic, "compute_in", "set_precision"),
+    (ActorCritic, "replayed_space", "replay_action_space"),
+    (TorchEnv, "moved", "full_transition"),
+    (VectorEnv, "keep_info", "record_info"),
 ]
 
 
@@ -27,3 +31,11 @@ def test_a_subclass_learns_the_present_name(base, earlier, present):
 def test_the_present_name_is_a_member_of_the_base_class(base, earlier, present):
     assert hasattr(base, present)
     type("Mine", (base,), {present: getattr(base, present)})
+
+
+def test_an_attribute_that_the_constructor_of_an_env_sets_is_refused_too():
+    def make(num_envs):
+        return ScriptedTask(num_envs, lambda u: {"x": u}, lambda *_: ({},), keeps=("x",))
+
+    with refused(names=("ScriptedTask", "'keeps'", "'persistent_state'")):
+        make_env(make, 2, "data.env")

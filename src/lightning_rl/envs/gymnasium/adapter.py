@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.kept_info import KeptInfo
 from lightning_rl.envs.gymnasium.making import (
     EnvWrapper,
     make_gymnasium,
@@ -26,6 +25,7 @@ from lightning_rl.envs.gymnasium.making import (
     spec_of,
 )
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.gymnasium.recorded_info import RecordedInfo
 from lightning_rl.envs.gymnasium.replay import FOLD_STEPS, Checksums, EpisodeChecksums
 from lightning_rl.envs.infos import (
     EXECUTED_ACTION,
@@ -155,9 +155,11 @@ class GymnasiumEnv(VectorEnv):
         env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, "sync", **args).envs[0]
         return goal_function(env)
 
-    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().keep_info(shapes)
-        self.wrap_single_envs(partial(KeptInfo, shapes=shapes))  # inside the process of each env
+    def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().record_info(shapes)
+        self.wrap_single_envs(
+            partial(RecordedInfo, shapes=shapes)
+        )  # inside the process of each env
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds = seed if seed is None else _plain_seed(seed)

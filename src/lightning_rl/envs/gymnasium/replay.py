@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
-from lightning_rl.envs.infos import KEPT, READ, TREES, EnvReport, InfoReader
+from lightning_rl.envs.infos import READ, RECORDED, TREES, EnvReport, InfoReader
 from lightning_rl.envs.step_results import (
     check_observation,
     copy_of,
@@ -320,7 +320,7 @@ def _views(name: str, observation: Any, num_envs: int) -> Iterator[tuple[str, np
 
 def _columns(report: EnvReport) -> Iterator[tuple[str, np.ndarray]]:
     yield from ((key, report[key]) for key in ("success", "penalty") if key in report)
-    for tree in (*TREES, KEPT):
+    for tree in (*TREES, RECORDED):
         yield from ((f"{tree}.{name}", column) for name, column in report.get(tree, {}).items())
 
 

@@ -26,7 +26,7 @@ class ResetMode(Enum):
     WHERE = (
         "compute a start for every env, and select the finished envs, without a wait for a device"
     )
-    LATER = "do not reset: the caller resets with `starts_of`"
+    LATER = "do not reset: the caller resets with `draw_starts`"
 
 
 Transition = tuple[TensorDict, Tensor, Tensor, Info]
@@ -145,21 +145,22 @@ class TorchEnv(VectorEnv):
         if seed is None:
             self.episode = self.episode + 1
             # At the very first reset there is no state yet.
-            persistent = {key: self.state[key] for key in self.keeps if key in self.state.keys()}
+            names = [key for key in self.persistent_state if key in self.state.keys()]
+            persistent = {key: self.state[key] for key in names}
         else:
             self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = self.final_state = self.starts_of(self.stream_key, self.episode, persistent)
-        return self.observed(self.state), {}
+        self.state = self.final_state = self.draw_starts(self.stream_key, self.episode, persistent)
+        return self.observation_of(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         elapsed = self.elapsed + 1
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
         self.final_state = moved  # before finished envs are replaced
-        final = info["final_obs"] = self.observed(moved)
+        final = info["final_obs"] = self.observation_of(moved)
         # `torch.where` replaces finished envs without waiting for an accelerator.
         if self.reset_mode is ResetMode.ROWS:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
@@ -167,10 +168,10 @@ class TorchEnv(VectorEnv):
             self.state, observation = moved, final
         else:
             self.episode = self.episode + done
-            persistent = {key: moved[key] for key in self.keeps}
-            starts = self.starts_of(self.stream_key, self.episode, persistent)
+            persistent = {key: moved[key] for key in self.persistent_state}
+            starts = self.draw_starts(self.stream_key, self.episode, persistent)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
-            observation = self.observed(self.state)
+            observation = self.observation_of(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
         return observation, reward, terminated, truncated, info
 
@@ -185,7 +186,7 @@ class TorchEnv(VectorEnv):
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
         """Reset the envs in `done` [N] bool; return the observations after and before the reset."""
         self.final_state = self.state
-        final = self.observed(self.state)
+        final = self.observation_of(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)
         self.elapsed = self.elapsed.masked_fill(done, 0)
         return observation, final
@@ -210,7 +211,7 @@ class TorchEnv(VectorEnv):
             state[key].to(self.device, copy=True) for key in ("seed", "episode", "elapsed")
         )
         self.stream_key = key_of(self.seed)
-        return self.observed(self.state)
+        return self.observation_of(self.state)
 
     def _move(
         self, action: Tensor, elapsed: Tensor
@@ -220,7 +221,7 @@ class TorchEnv(VectorEnv):
         action = action.to(self.device, copy=True)
         space = self.single_action_space
         env_action = space.tensors(action) if isinstance(space, StructuredActions) else action
-        moved, reward, terminated, info = self.moved(self.state, env_action)
+        moved, reward, terminated, info = self.full_transition(self.state, env_action)
         truncated = elapsed >= self.max_episode_steps  # also if this step terminates the episode
         # Check now: later operations might broadcast a wrong shape.
         name = type(self).__name__
@@ -237,36 +238,38 @@ class TorchEnv(VectorEnv):
             truncated = truncated | cut
         return moved, reward, terminated, truncated, info
 
-    def started(self, uniform: Tensor) -> TensorDict:
+    def full_initial_state(self, uniform: Tensor) -> TensorDict:
         """Return initial states [M] from random numbers [M, K]. Subclasses may add tensors."""
         return self.initial_state(uniform)
 
-    def moved(self, state: TensorDict, action: Any) -> Transition:
+    def full_transition(self, state: TensorDict, action: Any) -> Transition:
         """Call `transition` with state [N] and action [N, *A]. Subclasses may add tensors."""
         return self.transition(state, action)
 
-    def observed(self, state: TensorDict) -> Observation:
+    def observation_of(self, state: TensorDict) -> Observation:
         """Return the observation [M, ...] of a state [M]. Subclasses may use their own tensors."""
         return self.observe(state)
 
-    def starts_of(
-        self, key: Tensor, episode: Tensor, kept: Mapping[str, Tensor] | None = None
+    def draw_starts(
+        self, key: Tensor, episode: Tensor, persistent: Mapping[str, Tensor] | None = None
     ) -> TensorDict:
         """Return the initial states [M] of episodes [M] of M streams with `stream_key` [2, M].
 
-        `kept` are the entries [M, ...] of `keeps` from the end of the last episodes.
+        `persistent` has the entries [M, ...] of `persistent_state` at the end of the last episodes.
         """
-        return self.started(uniforms(key, episode, 0, self.start_size))
+        return self.full_initial_state(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
         self.state = moved
         if not len(rows):
             return final
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
-        persistent = {key: moved[key][rows] for key in self.keeps}
-        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows], persistent)
+        persistent = {key: moved[key][rows] for key in self.persistent_state}
+        starts = self.draw_starts(self.stream_key[:, rows], self.episode[rows], persistent)
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
-        observation = _with_rows(final, rows, self.observed(starts))  # observes new starts only
+        observation = _with_rows(
+            final, rows, self.observation_of(starts)
+        )  # observes new starts only
         if isinstance(observation, dict):
             return TensorDict(observation, [self.num_envs])
         return observation  # type: ignore[no-any-return]  # a tensor, as `final` is

@@ -61,7 +61,7 @@ def check_gradients(algorithm: Any, data: RLDataModule) -> list[Finding]:
 
 def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
     start = env.state_dict()
-    action = algorithm.act(env.observed(env.state), noise).detach()
+    action = algorithm.act(env.observation_of(env.state), noise).detach()
 
     def outcome(action: Tensor) -> Tensor:
         env.load_state_dict(start)

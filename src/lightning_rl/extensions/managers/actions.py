@@ -54,7 +54,7 @@ class ActionTerm(ABC, Configurable):
                 bool(numbers) and min(numbers) > 0,
                 f"{name}: {setting} must be above 0, got {value}.",
             )
-        # YAML has integers, but `scaled` looks for a float.
+        # YAML has integers, but `scaled_action` looks for a float.
         self.scale: Numbers = float(scale) if isinstance(scale, int) else scale
         self.clip = clip
         self.drives = drives
@@ -91,7 +91,7 @@ class ActionTerm(ABC, Configurable):
         bound = np.broadcast_to(np.asarray(clip, np.float32), (size,))
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
-    def bounded(self, action: Tensor) -> Tensor:
+    def clipped_action(self, action: Tensor) -> Tensor:
         """Return a clamped float32 copy of actions [...] of any shape."""
         # A copy, because `clamp_` would change the action in the rollout.
         action = action.to(torch.float32, copy=True)
@@ -102,7 +102,7 @@ class ActionTerm(ABC, Configurable):
         clip = torch.tensor(self.clip, device=action.device)
         return action.clamp_(-clip, clip)
 
-    def scaled(self, action: Tensor) -> Tensor:
+    def scaled_action(self, action: Tensor) -> Tensor:
         """Return `scale * action` [N, A]."""
         if isinstance(self.scale, float):
             return action * self.scale
@@ -110,7 +110,7 @@ class ActionTerm(ABC, Configurable):
 
     @abstractmethod
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        """Return the targets [N, d] of bounded actions [N, A] at the joint positions [N, d]."""
+        """Return the targets [N, d] of clipped actions [N, A] at the joint positions [N, d]."""
 
 
 class DeltaPosition(ActionTerm):
@@ -127,7 +127,7 @@ class DeltaPosition(ActionTerm):
         super().__init__(scale, clip, drives)
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        return position + self.scaled(action)
+        return position + self.scaled_action(action)
 
 
 class Position(ActionTerm):
@@ -136,7 +136,7 @@ class Position(ActionTerm):
     kind: ClassVar[Kind] = "position"
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        return self.scaled(action)
+        return self.scaled_action(action)
 
 
 class Velocity(Position):
@@ -185,7 +185,7 @@ class EndEffectorPose(ActionTerm):
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
         # The user's function: a wrong shape would broadcast silently.
-        target: Tensor = self._inverse(env, self.scaled(action))
+        target: Tensor = self._inverse(env, self.scaled_action(action))
         require(
             target.shape == position.shape,
             f"EndEffectorPose: inverse_kinematics returned {list(target.shape)}, but "
@@ -262,7 +262,7 @@ class Actions:
             Drive(
                 term.kind,
                 self.columns[name],
-                term.target(term.bounded(part), position[:, self.columns[name]], env),
+                term.target(term.clipped_action(part), position[:, self.columns[name]], env),
             )
             for (name, term), part in parts
         ]

@@ -61,11 +61,11 @@ def measurement(env: EnvView, name: str) -> Tensor:
         ConfigurationError: the task has no such quantity.
     """
     try:
-        return env.measured[name]
+        return env.measurements[name]
     except KeyError:
         raise ConfigurationError(
             f"{type(env.env).__name__} measures no '{name}'; it measures "
-            f"{', '.join(env.measured) or 'nothing'}{closest(name, env.measured)}."
+            f"{', '.join(env.measurements) or 'nothing'}{closest(name, env.measurements)}."
         ) from None
 
 
@@ -115,7 +115,7 @@ def randomize(
     elif operation == "scale":
         numbers = flat * numbers
     # A shared number changes the whole entry.
-    return env.replaced(name, numbers.expand_as(flat).reshape(value.shape).to(value.dtype))
+    return env.entries_for(name, numbers.expand_as(flat).reshape(value.shape).to(value.dtype))
 
 
 def by_success(
@@ -123,17 +123,17 @@ def by_success(
     level: Tensor,
     up: float = 0.1,
     down: float = 0.1,
-    least: float = 0.0,
-    most: float = 1.0,
+    minimum: float = 0.0,
+    maximum: float = 1.0,
 ) -> Tensor:
     """Return the level [M], higher after a success, otherwise lower."""
-    return torch.where(env.success, level + up, level - down).clamp(least, most)
+    return torch.where(env.success, level + up, level - down).clamp(minimum, maximum)
 
 
-def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
-    """Return the level [M], which rises from 0 to `most` within a number of steps."""
+def over_steps(env: EnvView, level: Tensor, steps: float, maximum: float = 1.0) -> Tensor:
+    """Return the level [M], which rises from 0 to `maximum` within a number of steps."""
     # The level counts at the end of an episode, when `elapsed` are all its steps.
-    return (level + env.elapsed * (most / steps)).clamp(max=most)
+    return (level + env.elapsed * (maximum / steps)).clamp(max=maximum)
 
 
 SHIPPED = tuple(

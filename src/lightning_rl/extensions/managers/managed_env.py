@@ -111,7 +111,7 @@ class ManagedEnv(TorchEnv):
             for key, term in levels.items()
         }
         # `TorchEnv` passes these entries on to the next episode.
-        self.keeps = tuple(f"curriculum/{key}" for key in levels)
+        self.persistent_state = tuple(f"curriculum/{key}" for key in levels)
         for key, reward in rewards.items():
             require(
                 reward.level is None or reward.level in levels,
@@ -134,7 +134,7 @@ class ManagedEnv(TorchEnv):
         )
         self.make_constants()
         # This start also checks what the events return.
-        first = self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
+        first = self.draw_starts(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
         if self.observations:
             self.single_observation_space = self.observations.space(first)
 
@@ -157,7 +157,7 @@ class ManagedEnv(TorchEnv):
         """Return the nominal values [...] of the physical parameters that events may replace."""
         return {}
 
-    def refreshed(self, state: TensorDict) -> TensorDict:
+    def with_derived_entries(self, state: TensorDict) -> TensorDict:
         """Return first states [M] with derived entries recomputed, after events changed them."""
         return state
 
@@ -166,27 +166,27 @@ class ManagedEnv(TorchEnv):
         self._event_terms = merged(Event, self._event_terms, events, name)
         self.events = Events(self._event_terms, name)
         self._adds_entries = True
-        self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
+        self.draw_starts(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
 
-    def starts_of(
-        self, key: Tensor, episode: Tensor, kept: Mapping[str, Tensor] | None = None
+    def draw_starts(
+        self, key: Tensor, episode: Tensor, persistent: Mapping[str, Tensor] | None = None
     ) -> TensorDict:
-        state = self.started(uniforms(key, episode, 0, self.start_size))
+        state = self.full_initial_state(uniforms(key, episode, 0, self.start_size))
         if not self._adds_entries:
             return state
         env = self.view_class(self, state, key, episode)
         for name, (first, _) in self._levels.items():
             entry = f"curriculum/{name}"
             level = torch.full((env.num_envs,), first, device=self.device)
-            env.state[entry] = level if not kept else kept[entry]
+            env.state[entry] = level if not persistent else persistent[entry]
         if self.events:
             # Events come first: memories and observations begin with the changed state.
             self.events.start(env)
-            env.state = self.refreshed(env.state)
+            env.state = self.with_derived_entries(env.state)
         for term in self._with_memory:
             term.start(env)
         self.observations.compute(env)
-        return self._with_remembered(env)
+        return self._with_added_entries(env)
 
     def transition(self, state: TensorDict, action: Any) -> Transition:
         env = self.view_class(self, state, self.stream_key, self.episode, action)
@@ -195,9 +195,9 @@ class ManagedEnv(TorchEnv):
         # After the interval events, so that rewards compare with the state that was simulated.
         previous_state = env.state
         next_state = self.simulate(env)
-        env.before, env.state = previous_state, next_state
+        env.previous_state, env.state = previous_state, next_state
         if self._measures:
-            env.measured |= self.measure(env)
+            env.measurements |= self.measure(env)
         # Ends come first: rewards and metrics may read `success` and `fail`.
         info = self.terminations.judge(env)
         reward, info["rewards"] = self.rewards.total(env)
@@ -206,12 +206,12 @@ class ManagedEnv(TorchEnv):
             self._next_levels(env, info["metrics"])
             self._keep_entries(env, previous_state)
             self.observations.compute(env)
-            next_state = self._with_remembered(env)
+            next_state = self._with_added_entries(env)
         return next_state, reward, env.terminated, info
 
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
         # A state with other entries comes from an env with other terms.
-        names = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
+        names = names_of(self.draw_starts(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
         differences = sorted({*names} ^ {*state["state"]})
         if differences:
             raise RestoreError(
@@ -219,11 +219,11 @@ class ManagedEnv(TorchEnv):
             )
         return super().load_state_dict(state)
 
-    def observed(self, state: TensorDict) -> Observed:
+    def observation_of(self, state: TensorDict) -> Observed:
         if self.observations.groups:
             observation: Observed = self.observations.of(state)
             return observation
-        return super().observed(state)
+        return super().observation_of(state)
 
     def _next_levels(self, env: EnvView, metrics: dict[str, Tensor]) -> None:
         for name, (_, term) in self._levels.items():
@@ -231,7 +231,7 @@ class ManagedEnv(TorchEnv):
             # A term returns levels for all envs; the levels of running episodes are not used.
             next_level = checked(term, term(env, level), env)
             done = env.terminated | env.truncated
-            env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
+            env.added_entries[f"curriculum/{name}"] = torch.where(done, next_level, level)
 
     def _keep_entries(self, env: EnvView, previous_state: TensorDict) -> None:
         """Copy the entries that events have added, because `simulate` does not return them."""
@@ -239,12 +239,12 @@ class ManagedEnv(TorchEnv):
             return
         names = set(names_of(env.state))
         for name, value in entries_of(previous_state).items():
-            if name not in names and name not in env.remembered:
-                env.remembered[name] = value
+            if name not in names and name not in env.added_entries:
+                env.added_entries[name] = value
 
-    def _with_remembered(self, env: EnvView) -> TensorDict:
+    def _with_added_entries(self, env: EnvView) -> TensorDict:
         state = env.state
         # After all terms: no term may read the new memory of another term.
-        for name, value in env.remembered.items():
+        for name, value in env.added_entries.items():
             state[name] = value
         return state

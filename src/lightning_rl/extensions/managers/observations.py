@@ -42,7 +42,7 @@ class Observations:
             # A single term keeps its shape, for pictures; several are flattened and joined.
             if len(parts) > 1 or parts[0].dim() == 1:
                 parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
-            env.remembered[PREFIX + group] = parts[0]
+            env.added_entries[PREFIX + group] = parts[0]
 
     def of(self, state: TensorDict) -> Any:
         groups = {group: state[PREFIX + group] for group in self.groups}
@@ -99,10 +99,10 @@ class _Channel:
             # The product of a number below 1 may round up to the number of lags.
             lag = self.min_delay + steps.long().clamp_max(self.max_delay - self.min_delay)
         else:
-            memory = env.remembers(self.term.prefix)
+            memory = env.memory_of(self.term.prefix)
             queue = torch.cat((memory["queue"][:, 1:], value), 1)
             lag = memory["lag"]
-        env.remembered[self._queue], env.remembered[self._lag] = queue, lag
+        env.added_entries[self._queue], env.added_entries[self._lag] = queue, lag
         if self.max_delay == 0:
             return queue.flatten(1)
         # queue [M, most + history]: the newest value is last; the window ends `lag` before it.

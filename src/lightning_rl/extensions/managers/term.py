@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.checkpoints import present_settings
+from lightning_rl.extend.checkpoints import PARAMETERS_RENAMED, present_settings
 from lightning_rl.extend.envs import Event, Term
 from lightning_rl.extend.errors import check_range, closest, imported, is_import_path, require
 from lightning_rl.extensions.managers import functions
@@ -208,7 +208,7 @@ class BoundTerm:
     def _call_with_memory(self, env: EnvView, *inputs: Any) -> Any:
         assert self._memory is not None
         # At a reset there is no step before whose memory could be read.
-        memory = self._memory(env) if env.at_reset else env.remembers(self.prefix)
+        memory = self._memory(env) if env.at_reset else env.memory_of(self.prefix)
         value, memory = self._object(env, memory, *inputs)
         self._remember(env, memory)
         return value
@@ -226,7 +226,7 @@ class BoundTerm:
 
     def _remember(self, env: EnvView, memory: Mapping[str, Tensor]) -> None:
         for key, value in memory.items():
-            env.remembered[self.prefix + key] = value
+            env.added_entries[self.prefix + key] = value
 
     def _check_parameters(self, function: Any, params: Mapping[str, Any], inputs: int) -> None:
         label = f"{self.label} ({_name_of(function)})"
@@ -240,11 +240,14 @@ class BoundTerm:
         kinds = {parameter.kind for parameter in parameters}
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         names = [parameter.name for parameter in parameters if parameter.kind not in variadic]
+        earlier = PARAMETERS_RENAMED.get(getattr(function, "__name__", ""), {})
         for name in params:
+            cure = (
+                f"; it is called '{earlier[name]}' now" if name in earlier else closest(name, names)
+            )
             require(
                 name in names or inspect.Parameter.VAR_KEYWORD in kinds,
-                f"{label} has no parameter '{name}'; it takes {', '.join(names) or 'none'}"
-                f"{closest(name, names)}.",
+                f"{label} has no parameter '{name}'; it takes {', '.join(names) or 'none'}{cure}.",
             )
         missing = [
             name

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.extend.envs import hash32, uniforms
-from lightning_rl.extend.errors import require
+from lightning_rl.extend.errors import RefusesEarlierNames, require
 
 ENDLESS = 2**31
 """Time limit that terms see if the env has none."""
@@ -50,7 +50,7 @@ class SeesNoState:
         return {}
 
 
-class EnvView:
+class EnvView(RefusesEarlierNames):
     """The view that a term gets of M rows of an env: all N in a step, the reset rows at a reset.
 
     A subclass adds named views of a simulator's state. Terms do not write into the view.
@@ -61,10 +61,10 @@ class EnvView:
         state: [M], the state after the step, or the start of the episode. Interval events and
             `simulate` see the state before the step.
         at_reset: whether the rows begin an episode; otherwise they have taken a step.
-        before: [M], the state before the step; at a reset the first state.
+        previous_state: [M], the state before the step; at a reset the first state.
         episode: [M] int64, index of the episode.
-        measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`. `simulate`
-            may add quantities that it computes anyway.
+        measurements: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
+            `simulate` may add quantities that it computes anyway.
         outcome: flags [M] bool of the termination terms, by name. Rewards and metrics read them by
             `success`, `fail`, `terminated` and `truncated`.
     """
@@ -79,16 +79,16 @@ class EnvView:
         episode: Tensor,
         action: Tensor | None = None,
     ) -> None:
-        self.env, self.state, self.before = env, state, state
+        self.env, self.state, self.previous_state = env, state, state
         self.at_reset = action is None
         self.rows_shape = episode.shape
         self.episode = episode
         if action is not None:
             # Replaces the cached property below, which is for resets.
             self.action = action
-        self.measured: dict[str, Tensor] = {}
+        self.measurements: dict[str, Tensor] = {}
         self.outcome: dict[str, Tensor] = {}
-        self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
+        self.added_entries: dict[str, Tensor] = {}  # what terms add to the state
         self._key = key
 
     @property
@@ -154,7 +154,7 @@ class EnvView:
 
     def level(self, name: str) -> Tensor:
         """Return the level [M] float32 of a curriculum term."""
-        level: Tensor = self.before[f"curriculum/{name}"]
+        level: Tensor = self.previous_state[f"curriculum/{name}"]
         return level
 
     def uniform(self, count: int, part: int = 0) -> Tensor:
@@ -183,13 +183,13 @@ class EnvView:
         value: Tensor | None = self.env.parameters().get(name)
         return value
 
-    def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
+    def entries_for(self, name: str, value: Tensor) -> dict[str, Tensor]:
         """Return the entries for a value [M, ...]: also those that depend on it."""
         return {name: value}
 
-    def remembers(self, prefix: str) -> dict[str, Tensor]:
+    def memory_of(self, prefix: str) -> dict[str, Tensor]:
         """Return the memory of a term before the step, by its keys."""
-        state = self.before
+        state = self.previous_state
         keys = [key for key in names_of(state) if key.startswith(prefix)]
         return {key.removeprefix(prefix): state[key] for key in keys}
 

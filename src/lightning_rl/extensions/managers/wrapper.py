@@ -108,24 +108,24 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
     def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, Info]:
         env_action = action
         if self._action is not None:
-            bounded = self._action.bounded(action)
+            clipped = self._action.clipped_action(action)
             # The allowed terms ignore the position, for which any tensor of this shape will do.
-            env_action = self._action.target(bounded, bounded)
+            env_action = self._action.target(clipped, clipped)
         observation, reward, terminated, truncated, info = self.env.step(env_action)
         done = terminated | truncated
         # In this step, terms see the last observation of an episode, not the first of the next.
         env = self._view(self._last_of(observation, info, done), action)
         # In the view, memories stand next to the observation, as in the state of a task.
         previous = self._before | entries_of(self._memory)
-        env.before = TensorDict(previous, [self.num_envs])
-        env.measured["reward"] = reward
+        env.previous_state = TensorDict(previous, [self.num_envs])
+        env.measurements["reward"] = reward
         env.outcome = {"terminated": terminated, "truncated": truncated}
         env.outcome |= {key: info[key] for key in ("success", "fail") if key in info}
         total, terms = self._rewards.total(env)
         info = info | {"rewards": info.get("rewards", {}) | terms}
         info["metrics"] = info.get("metrics", {}) | self._metrics.values(env)
         self._observations.compute(env)
-        memory = TensorDict(env.remembered, [self.num_envs])
+        memory = TensorDict(env.added_entries, [self.num_envs])
         if "final_obs" in info:
             # `memory` still belongs to the ended episodes; `starts`, below, to the next ones.
             info["final_obs"] = self._observed(memory, info["final_obs"])
@@ -193,7 +193,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         for term in self._with_memory:
             term.start(env)
         self._observations.compute(env)
-        return TensorDict(env.remembered, [env.num_envs])
+        return TensorDict(env.added_entries, [env.num_envs])
 
     def _observed(self, memory: TensorDict, observation: Observed) -> Observed:
         if not self._observations:
@@ -245,16 +245,16 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         env = self._view(observation, None)
         for term in self._with_memory:
             term.start(env)
-        self._before = entries_of(env.state) | env.remembered
+        self._before = entries_of(env.state) | env.added_entries
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         env = self._view(observation, torch.as_tensor(np.asarray(action))[None])
-        env.before = TensorDict(self._before, [1])
-        env.measured["reward"] = torch.tensor([float(reward)])
+        env.previous_state = TensorDict(self._before, [1])
+        env.measurements["reward"] = torch.tensor([float(reward)])
         ends = {key: bool(flags) for key, flags in self._ends.judge(env).items()}
-        self._before = entries_of(env.state) | env.remembered
+        self._before = entries_of(env.state) | env.added_entries
         self.elapsed = self.elapsed + 1
         terminated = bool(terminated) or bool(env.terminated)
         # The env's own ends remain; `judge` returns no `terminated`.

@@ -86,7 +86,7 @@ class MujocoView(EnvView):
     def nominal(self, name: str) -> Tensor | None:
         return nominal_of(name, self.env.parameters(), self.env.layout.servos)
 
-    def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
+    def entries_for(self, name: str, value: Tensor) -> dict[str, Tensor]:
         env, state = self.env, self.state
         return fields_of(name, value, env.parameters(), state, env.layout.servos)
 
@@ -234,10 +234,10 @@ class MujocoEnv(ManagedEnv):
         values["action"] = uniform.new_zeros(rows, *(self.single_action_space.shape or ()))
         values["diverged"] = torch.zeros(rows, dtype=torch.bool, device=self.device)
         state = TensorDict(values, [rows])
-        # With events, `starts_of` computes the sensors after the last change.
-        return state if self.events else self.refreshed(state)
+        # With events, `draw_starts` computes the sensors after the last change.
+        return state if self.events else self.with_derived_entries(state)
 
-    def refreshed(self, state: TensorDict) -> TensorDict:
+    def with_derived_entries(self, state: TensorDict) -> TensorDict:
         state["sensordata"] = self.physics.sense(state)
         return state
 

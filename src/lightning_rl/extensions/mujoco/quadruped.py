@@ -161,7 +161,7 @@ def random_load(env: EnvView, low: float = 0.75, high: float = 1.5) -> dict[str,
     mass = env.env.parameters()["body_mass"].repeat(env.num_envs, 1)
     mass[:, 1] *= low + env.uniform(1)[:, 0] * (high - low)
     # The quantity, not the field `body_mass`, so that the inertia changes, too.
-    return env.replaced("mass", mass)
+    return env.entries_for("mass", mass)
 
 
 def push(env: EnvView, speed: float = 0.5) -> dict[str, Tensor]:
@@ -173,17 +173,17 @@ def push(env: EnvView, speed: float = 0.5) -> dict[str, Tensor]:
 
 def velocity_error(env: EnvView) -> Tensor:
     """Return the length of the error of the horizontal velocity, [M] m/s."""
-    return env.measured["velocity_error"]
+    return env.measurements["velocity_error"]
 
 
 def yaw_error(env: EnvView) -> Tensor:
     """Return the absolute error of the yaw rate, [M] rad/s."""
-    return env.measured["yaw_error"]
+    return env.measurements["yaw_error"]
 
 
 def tracking(env: EnvView, name: str) -> Tensor:
     """Return exp(-error^2 / 0.25) of a measured error, [M]."""
-    return (env.measured[name].square() / -WIDTH).exp()
+    return (env.measurements[name].square() / -WIDTH).exp()
 
 
 def bounce(env: MujocoView) -> Tensor:
@@ -203,8 +203,8 @@ def tilt(env: MujocoView) -> Tensor:
 
 def action_change(env: EnvView) -> Tensor:
     """Return the squared change of the action, [M]."""
-    assert env.before is not None
-    change: Tensor = (env.state["action"] - env.before["action"]).square().sum(1)
+    assert env.previous_state is not None
+    change: Tensor = (env.state["action"] - env.previous_state["action"]).square().sum(1)
     return change
 
 

@@ -78,17 +78,17 @@ def random_goal(env: EnvView, part: float = 0.5) -> dict[str, Tensor]:
 
 def distance(env: EnvView) -> Tensor:
     """Return the distance to the goal, [M] m."""
-    return env.measured["distance"]
+    return env.measurements["distance"]
 
 
 def angle(env: EnvView) -> Tensor:
     """Return the angle to the goal's rotation, [M] rad."""
-    return env.measured["angle"]
+    return env.measurements["angle"]
 
 
 def near(env: EnvView, name: str, width: float) -> Tensor:
     """Return 1 - tanh(error / width) of a measured error, [M]."""
-    return 1.0 - (env.measured[name] / width).tanh()
+    return 1.0 - (env.measurements[name] / width).tanh()
 
 
 def both_near(env: EnvView, distance: float, angle: float) -> Tensor:
@@ -99,7 +99,7 @@ def both_near(env: EnvView, distance: float, angle: float) -> Tensor:
 
 def reached(env: EnvView, distance: float = 0.03, angle: float = 0.2) -> Tensor:
     """Return whether the tool is within `distance` m and `angle` rad of the goal, [M] bool."""
-    return (env.measured["distance"] < distance) & (env.measured["angle"] < angle)
+    return (env.measurements["distance"] < distance) & (env.measurements["angle"] < angle)
 
 
 def action_size(env: EnvView) -> Tensor:

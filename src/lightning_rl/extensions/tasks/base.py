@@ -131,25 +131,25 @@ class Task(ManagedEnv):
         index = torch.as_tensor(list(rows), dtype=torch.int64, device=self.device)
         return self.draw(self.state[index], *self.render_size).cpu().numpy()
 
-    def started(self, uniform: Tensor) -> TensorDict:
-        state = super().started(uniform)
+    def full_initial_state(self, uniform: Tensor) -> TensorDict:
+        state = super().full_initial_state(uniform)
         if self.pictures is not None:
             # The stack is part of the state: a resumed env shows the same pictures.
             state["pictures"] = self._picture(state).repeat(1, 1, 1, self.pictures.frames)
         return state
 
-    def moved(
+    def full_transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        next_state, *results = super().moved(state, action)
+        next_state, *results = super().full_transition(state, action)
         if self.pictures is not None:
             pictures = state["pictures"][..., 3:]  # all but the oldest
             next_state["pictures"] = torch.cat((pictures, self._picture(next_state)), -1)
         return next_state, *results  # type: ignore[return-value]  # a list keeps no types
 
-    def observed(self, state: TensorDict) -> Observed:
+    def observation_of(self, state: TensorDict) -> Observed:
         if self.pictures is None:
-            return super().observed(state)
+            return super().observation_of(state)
         # A tensor, not a Dict of one key: the space is that of the pictures.
         if not self.pictures.with_state:
             return state["pictures"]  # type: ignore[no-any-return]  # a tensor

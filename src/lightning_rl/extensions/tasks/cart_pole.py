@@ -31,12 +31,12 @@ START = (0.05, 0.03)
 
 def upright(env: EnvView) -> Tensor:
     """Return 1 - |angle| / pi, [N]."""
-    return 1.0 - env.measured["angle"] / math.pi
+    return 1.0 - env.measurements["angle"] / math.pi
 
 
 def fallen(env: EnvView) -> Tensor:
     """Return whether the pole is below the horizontal, [N] bool."""
-    return env.measured["angle"] > FALLEN
+    return env.measurements["angle"] > FALLEN
 
 
 def stands(env: EnvView, angle: float, speed: float) -> Tensor:
@@ -44,7 +44,7 @@ def stands(env: EnvView, angle: float, speed: float) -> Tensor:
 
     `angle` (rad) and `speed` (rad/s) are the largest allowed values.
     """
-    return env.last_step & (env.measured["angle"] < angle) & (env.measured["speed"] < speed)
+    return env.last_step & (env.measurements["angle"] < angle) & (env.measurements["speed"] < speed)
 
 
 class CartPole(Task):
@@ -98,7 +98,7 @@ class CartPole(Task):
 
     def simulate(self, env: EnvView) -> TensorDict:
         state = env.state
-        target = self.action.target(self.action.bounded(env.action), state["position"], env)
+        target = self.action.target(self.action.clipped_action(env.action), state["position"], env)
         return self._integrate(state["position"], state["velocity"], target)
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:

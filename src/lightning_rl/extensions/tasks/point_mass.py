@@ -38,13 +38,13 @@ CELLS = 16
 
 def near_goal(env: EnvView, width: float) -> Tensor:
     """Return exp(-d^2 / (2 width^2)), d in m from the goal, [N]."""
-    distance = env.measured["distance"]
+    distance = env.measurements["distance"]
     return (distance * distance * (-0.5 / width**2)).exp()
 
 
 def collision(env: EnvView) -> Tensor:
     """Return the sum over the obstacles of the squared depth in m, [N]."""
-    return _sum_of_squares(env.measured["depth"])
+    return _sum_of_squares(env.measurements["depth"])
 
 
 def speed(env: EnvView) -> Tensor:
@@ -54,12 +54,12 @@ def speed(env: EnvView) -> Tensor:
 
 def smoothness(env: EnvView) -> Tensor:
     """Return the squared length of the change of the action, [N]."""
-    return _sum_of_squares(env.state["action"] - env.before["action"])
+    return _sum_of_squares(env.state["action"] - env.previous_state["action"])
 
 
 def at_goal(env: EnvView, radius: float) -> Tensor:
     """Return whether the point is within `radius` m of the goal, [N] bool."""
-    return env.measured["distance"] < radius
+    return env.measurements["distance"] < radius
 
 
 class PointMass(Task):
@@ -137,7 +137,7 @@ class PointMass(Task):
         return torch.cat((*robot, obstacles, state["radii"]), 1)
 
     def simulate(self, env: EnvView) -> TensorDict:
-        state, action = env.state, self.action.bounded(env.action)
+        state, action = env.state, self.action.clipped_action(env.action)
         old_position = state["position"]
         target = self.action.target(action, old_position, env)
         force = self._force(old_position, state["velocity"], target)
@@ -145,8 +145,8 @@ class PointMass(Task):
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
         # The world's edge stops the position, not the velocity.
         position = (old_position + velocity * TIMESTEP).clamp(-1.0, 1.0)
-        env.measured["distance"] = norm(position - state["goal"])
-        depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
+        env.measurements["distance"] = norm(position - state["goal"])
+        depth = env.measurements["depth"] = _depth(position, state["obstacles"], state["radii"])
         inside = (depth > 0).float()
         changes = {
             "position": position,

@@ -45,12 +45,12 @@ INSTRUCTIONS = tuple(
 
 def progress(env: EnvView) -> Tensor:
     """Return by how many m the named block was moved to the named side, [N]."""
-    return env.measured["moved"] - moved_distance(env.before)
+    return env.measurements["moved"] - moved_distance(env.previous_state)
 
 
 def moved_far(env: EnvView, distance: float) -> Tensor:
     """Return whether the named block was moved by `distance` m to the named side, [N] bool."""
-    return env.measured["moved"] >= distance
+    return env.measurements["moved"] >= distance
 
 
 def mistaken(env: EnvView, distance: float) -> Tensor:
@@ -172,7 +172,9 @@ class PushBlocks(Task):
 
     def simulate(self, env: EnvView) -> TensorDict:
         state, old_pusher = env.state, env.state["pusher"]
-        move = self.action.target(self.action.bounded(env.action), old_pusher, env) - old_pusher
+        move = (
+            self.action.target(self.action.clipped_action(env.action), old_pusher, env) - old_pusher
+        )
         edge = TABLE - PUSHER
         pusher = (old_pusher + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-edge, edge)
         red, blue = push_blocks(pusher, state["red"], state["blue"])

@@ -35,34 +35,34 @@ are at least 0.11 m apart along y).
 
 def reach_progress(env: EnvView) -> Tensor:
     """Return the decrease of the pusher's distance to the pushing point, [N] m."""
-    return env.measured["reach_before"] - env.measured["reach"]
+    return env.measurements["reach_before"] - env.measurements["reach"]
 
 
 def goal_progress(env: EnvView) -> Tensor:
     """Return the decrease of the cube's distance to the goal, [N] m."""
-    return env.measured["distance_before"] - env.measured["distance"]
+    return env.measurements["distance_before"] - env.measurements["distance"]
 
 
 def smoothness(env: EnvView) -> Tensor:
     """Return the length of the change of the action, [N]."""
-    return norm(env.state["action"] - env.before["action"])
+    return norm(env.state["action"] - env.previous_state["action"])
 
 
 def reach_kernel(env: EnvView) -> Tensor:
     """Return 1 - tanh(8 d), d in m from the pushing point, [N]."""
-    return 1.0 - (env.measured["reach"] * 8.0).tanh()
+    return 1.0 - (env.measurements["reach"] * 8.0).tanh()
 
 
 def goal_kernel(env: EnvView, width: float) -> Tensor:
     """Return exp(-d^2 / (2 width^2)), d in m from cube to goal, [N]."""
-    distance = env.measured["distance"]
+    distance = env.measurements["distance"]
     kernel: Tensor = (distance * distance * (-0.5 / width**2)).exp()
     return kernel
 
 
 def at_goal(env: EnvView, radius: float) -> Tensor:
     """Return whether the cube is within `radius` m of the goal, [N] bool."""
-    return env.measured["distance"] < radius
+    return env.measurements["distance"] < radius
 
 
 def off_table(env: EnvView) -> Tensor:
@@ -133,7 +133,7 @@ class PushCube(Task):
         return torch.cat((pusher, cube, goal, cube - pusher, goal - cube, state["action"]), 1)
 
     def simulate(self, env: EnvView) -> TensorDict:
-        state, action = env.state, self.action.bounded(env.action)
+        state, action = env.state, self.action.clipped_action(env.action)
         old_pusher = state["pusher"]
         target = self.action.target(action, old_pusher, env)
         move = target * PERIOD if self.action.kind == "velocity" else target - old_pusher
@@ -145,7 +145,7 @@ class PushCube(Task):
         # Both distances before the push, for the rewards of progress.
         distance_before, reach_before = _distances(old_pusher, state["cube"], goal)
         distance, reach = _distances(pusher, cube, goal)
-        env.measured |= {
+        env.measurements |= {
             "distance": distance,
             "reach": reach,
             "distance_before": distance_before,

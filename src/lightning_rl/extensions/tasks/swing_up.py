@@ -84,7 +84,7 @@ class CartPoleSwingUp(CartPole):
 
     def simulate(self, env: EnvView) -> TensorDict:
         position = env.state["position"]
-        push = self.action.target(self.action.bounded(env.action), position[:, :1], env)
+        push = self.action.target(self.action.clipped_action(env.action), position[:, :1], env)
         # The hinge has no drive: its torque is 0.
         target = torch.cat((push, torch.zeros_like(push)), 1)
         return self._integrate(position, env.state["velocity"], target)

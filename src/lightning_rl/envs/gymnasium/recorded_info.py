@@ -6,12 +6,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.infos import KEPT
+from lightning_rl.envs.infos import RECORDED
 from lightning_rl.envs.step_results import check_like, name_of, one_number
 from lightning_rl.system.errors import EnvFaultError
 
 
-class KeptInfo(gymnasium.Wrapper):
+class RecordedInfo(gymnasium.Wrapper):
     """Collects entries of each step's info as float32 arrays, which rollouts store.
 
     Args:
@@ -26,7 +26,7 @@ class KeptInfo(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         *result, info = self.env.step(action)
         entries = {name: self._array(info, name, shape) for name, shape in self._shapes.items()}
-        return *result, {**info, KEPT: entries}
+        return *result, {**info, RECORDED: entries}
 
     def _array(self, info: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
         owner = name_of(self.env)
