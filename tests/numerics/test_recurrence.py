@@ -101,7 +101,7 @@ def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed
     """The minibatches of one pass."""
     drawing = make_sampler(policy, rollout, keys, mask, length, burn_in)
     generator = torch.Generator().manual_seed(seed)
-    (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
+    (only,) = epochs(drawing, 1, batch_size, generator, prepare=lambda *_: {})
     return list(only)
 
 

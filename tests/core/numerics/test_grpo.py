@@ -133,7 +133,7 @@ def test_minibatches_draw_from_the_mask_alone():
     rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
     drawing = TransitionSampler(flat_transitions(rollout, ["x"]), mask)
-    (only,) = epochs(drawing, 1, 2, torch.Generator(), draw=lambda *_: {})
+    (only,) = epochs(drawing, 1, 2, torch.Generator(), prepare=lambda *_: {})
     seen = torch.cat([m["x"] for m in only])
     assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
 
@@ -169,7 +169,7 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     mask = torch.tensor(counts)
     rollout["sample_log_prob"] = torch.nn.functional.pad(log_prob.detach(), (0, 1))
     drawing = TransitionSampler(flat_transitions(rollout, module.fields), mask)
-    ((everything,),) = epochs(drawing, 1, 10_000, torch.Generator(), draw=lambda *_: {})
+    ((everything,),) = epochs(drawing, 1, 10_000, torch.Generator(), prepare=lambda *_: {})
     loss, _ = module.loss(everything)
     for ours, theirs in zip(
         torch.autograd.grad(loss, list(module.policy.parameters()), retain_graph=True),

@@ -262,7 +262,7 @@ def test_another_dtype_is_refused(key, dtype):
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     sampler = TransitionSampler(flat_transitions(rollout, keys))
-    (only,) = epochs(sampler, 1, batch_size, generator, draw=lambda *_: {})
+    (only,) = epochs(sampler, 1, batch_size, generator, prepare=lambda *_: {})
     return list(only)
 
 
@@ -370,8 +370,8 @@ def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
         return TransitionSampler(flat_transitions(numbered(), ["reward"]), mask)
 
     draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
-    assert not list(epochs(sampler(none), **draw, draw=lambda *_: {}))
+    assert not list(epochs(sampler(none), **draw, prepare=lambda *_: {}))
     some = none.clone()
     some[0, 0] = True
-    sizes = [[len(m) for m in epoch] for epoch in epochs(sampler(some), **draw, draw=lambda *_: {})]
+    sizes = [[len(m) for m in epoch] for epoch in epochs(sampler(some), **draw, prepare=lambda *_: {})]
     assert sizes == [[1], [1]]
