@@ -373,5 +373,7 @@ def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
     assert not list(epochs(sampler(none), **draw, prepare=lambda *_: {}))
     some = none.clone()
     some[0, 0] = True
-    sizes = [[len(m) for m in epoch] for epoch in epochs(sampler(some), **draw, prepare=lambda *_: {})]
+    sizes = [
+        [len(m) for m in epoch] for epoch in epochs(sampler(some), **draw, prepare=lambda *_: {})
+    ]
     assert sizes == [[1], [1]]
