@@ -7,7 +7,6 @@ from lightning_rl.checkpoints.format import check_schema as check_schema
 from lightning_rl.checkpoints.format import own_version as own_version
 from lightning_rl.checkpoints.format import read_checkpoint as read_checkpoint
 from lightning_rl.checkpoints.format import weights_of as weights_of
-from lightning_rl.checkpoints.registry import PARAMETERS_RENAMED as PARAMETERS_RENAMED
 from lightning_rl.checkpoints.registry import present_settings as present_settings
 from lightning_rl.deploy.acting import TrainedPolicy as TrainedPolicy
 from lightning_rl.deploy.acting import executed_tensors as executed_tensors

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.checkpoints import PARAMETERS_RENAMED, present_settings
+from lightning_rl.extend.checkpoints import present_settings
 from lightning_rl.extend.envs import Event, Term
 from lightning_rl.extend.errors import check_range, closest, imported, is_import_path, require
 from lightning_rl.extensions.managers import functions
@@ -240,7 +240,7 @@ class BoundTerm:
         kinds = {parameter.kind for parameter in parameters}
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         names = [parameter.name for parameter in parameters if parameter.kind not in variadic]
-        earlier = PARAMETERS_RENAMED.get(getattr(function, "__name__", ""), {})
+        term = getattr(function, "__name__", "")
         for name in params:
             cure = (
                 f"; it is called '{earlier[name]}' now" if name in earlier else closest(name, names)

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.extend.envs import hash32, uniforms
-from lightning_rl.extend.errors import RefusesEarlierNames, require
+from lightning_rl.extend.errors import require
 
 ENDLESS = 2**31
 """Time limit that terms see if the env has none."""
@@ -50,7 +50,7 @@ class SeesNoState:
         return {}
 
 
-class EnvView(RefusesEarlierNames):
+class EnvView:
     """The view that a term gets of M rows of an env: all N in a step, the reset rows at a reset.
 
     A subclass adds named views of a simulator's state. Terms do not write into the view.
