@@ -19,7 +19,6 @@ from lightning_rl.cli.checking import check_options, kinds_of
 from lightning_rl.cli.parsing import read_settings, settings_in
 from lightning_rl.extensions.managers.functions import task_observation
 from lightning_rl.extensions.managers.term import BoundTerm, Curriculum, function_of
-from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from lightning_rl.system.texts import imported
 from tests.messages import refused
@@ -121,7 +120,6 @@ def test_a_parameter_of_a_term_is_translated_in_files_and_refused_in_python(path
     [
         (PointMass, "refreshed", "with_derived_entries"),
         (NoiseActorCritic, "replayed", "rollout_for_replay"),
-        (EnvView, "replaced", "entries_for"),
     ],
 )
 def test_a_hook_of_a_subclass_learns_its_present_name(base, earlier, present):

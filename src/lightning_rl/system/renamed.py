@@ -21,7 +21,6 @@ RENAMED = {
         "starts_of": "draw_starts",
     },
     "ManagedEnv": {"refreshed": "with_derived_entries"},
-    "EnvView": {"replaced": "entries_for"},
 }
 """Hooks by base class: earlier name and present name."""
 

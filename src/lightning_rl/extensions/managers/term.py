@@ -242,9 +242,8 @@ class BoundTerm:
         names = [parameter.name for parameter in parameters if parameter.kind not in variadic]
         term = getattr(function, "__name__", "")
         for name in params:
-            cure = (
-                f"; it is called '{earlier[name]}' now" if name in earlier else closest(name, names)
-            )
+            (present,) = present_settings({"term": term, "params": {name: None}})["params"]
+            cure = closest(name, names) if present == name else f"; it is called '{present}' now"
             require(
                 name in names or inspect.Parameter.VAR_KEYWORD in kinds,
                 f"{label} has no parameter '{name}'; it takes {', '.join(names) or 'none'}{cure}.",
