@@ -166,7 +166,7 @@ MUTATIONS = (
         "cli/test_report.py",
     ),
     Mutation(
-        "extensions/audit/check_env.py",
+        "extensions/checks/check_env.py",
         "the check does not compare an env that is played again with the first time",
         'np.array_equal(first, second, equal_nan=first.dtype.kind == "f")',
         "first.shape == second.shape",
@@ -1019,14 +1019,14 @@ MUTATIONS = (
         "numerics/test_taking_over.py",
     ),
     Mutation(
-        "extensions/people/intervention.py",
+        "extensions/teleoperation/intervention.py",
         "a resumed run asks the source again for what was done before",
         'return InterventionDecision(self._restoring["actions"].get(self._steps))',
         "return self.source.poll(self._observation)",
         "numerics/test_taking_over.py",
     ),
     Mutation(
-        "extensions/people/devices.py",
+        "extensions/teleoperation/devices.py",
         "reading the keys empties the queue of the env's window",
         "pygame.event.get((pygame.KEYDOWN, pygame.KEYUP))",
         "[e for e in pygame.event.get() if e.type in (pygame.KEYDOWN, pygame.KEYUP)]",

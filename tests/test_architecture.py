@@ -204,14 +204,14 @@ def test_tests_of_the_core_import_no_extension():
 
 NEEDS = {
     "algorithms": "datasets vla",
-    "datasets": "people vla wrappers",
+    "datasets": "teleoperation vla wrappers",
     "export": "vla",
     "mujoco": "managers tasks",
     "recap": "algorithms datasets",
-    "robots": "people",
+    "robots": "teleoperation",
     "simulators": "managers",
     "sweeps": "reports",
-    "tasks": "algorithms managers people",
+    "tasks": "algorithms managers teleoperation",
 }
 """Extensions that an extension imports: without one of these it does not work, either."""
 

@@ -14,7 +14,7 @@ PUZZLING = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = {  # the phrase is right in these files
-    ("extensions/audit/checking.py", "takes up"): "an episode takes up to N steps: a bound",
+    ("extensions/checks/checking.py", "takes up"): "an episode takes up to N steps: a bound",
     ("extensions/remote/ray.py", "as it is"): "as soon as it is certain: a time",
 }
 MOST_PER_1000 = 0.5

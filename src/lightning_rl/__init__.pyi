@@ -88,10 +88,10 @@ from lightning_rl.extensions.algorithms.steering import (
 from lightning_rl.extensions.algorithms.steering import (
     SteeredActorCritic as SteeredActorCritic,
 )
-from lightning_rl.extensions.audit.check_env import (
+from lightning_rl.extensions.checks.check_env import (
     check_env as check_env,
 )
-from lightning_rl.extensions.audit.checking import (
+from lightning_rl.extensions.checks.checking import (
     check as check,
 )
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector as DatasetCollector
@@ -116,13 +116,6 @@ from lightning_rl.extensions.mujoco.env import MujocoEnv as MujocoEnv
 from lightning_rl.extensions.mujoco.env import MujocoView as MujocoView
 from lightning_rl.extensions.mujoco.quadruped import Quadruped as Quadruped
 from lightning_rl.extensions.mujoco.reach import Reach as Reach
-from lightning_rl.extensions.people.devices import Gamepad as Gamepad
-from lightning_rl.extensions.people.devices import Keyboard as Keyboard
-from lightning_rl.extensions.people.devices import SpaceMouse as SpaceMouse
-from lightning_rl.extensions.people.intervention import Intervention as Intervention
-from lightning_rl.extensions.people.intervention import InterventionDecision as InterventionDecision
-from lightning_rl.extensions.people.intervention import InterventionSource as InterventionSource
-from lightning_rl.extensions.people.intervention import ScriptedIntervention as ScriptedIntervention
 from lightning_rl.extensions.recap.conditioned import ConditionedPolicy as ConditionedPolicy
 from lightning_rl.extensions.recap.value_fit import ValueFit as ValueFit
 from lightning_rl.extensions.remote.ray import RayCollector as RayCollector
@@ -152,6 +145,19 @@ from lightning_rl.extensions.tasks.probes import (
 from lightning_rl.extensions.tasks.push_blocks import PushBlocks as PushBlocks
 from lightning_rl.extensions.tasks.push_cube import PushCube as PushCube
 from lightning_rl.extensions.tasks.swing_up import CartPoleSwingUp as CartPoleSwingUp
+from lightning_rl.extensions.teleoperation.devices import Gamepad as Gamepad
+from lightning_rl.extensions.teleoperation.devices import Keyboard as Keyboard
+from lightning_rl.extensions.teleoperation.devices import SpaceMouse as SpaceMouse
+from lightning_rl.extensions.teleoperation.intervention import Intervention as Intervention
+from lightning_rl.extensions.teleoperation.intervention import (
+    InterventionDecision as InterventionDecision,
+)
+from lightning_rl.extensions.teleoperation.intervention import (
+    InterventionSource as InterventionSource,
+)
+from lightning_rl.extensions.teleoperation.intervention import (
+    ScriptedIntervention as ScriptedIntervention,
+)
 from lightning_rl.extensions.vla.backbone import Backbone as Backbone
 from lightning_rl.extensions.vla.custom import CustomVLA as CustomVLA
 from lightning_rl.extensions.vla.encoder import BackboneEncoder as BackboneEncoder

@@ -13,9 +13,9 @@ from rich.console import Console
 from lightning_rl import RLTrainer
 from lightning_rl.__main__ import main
 from lightning_rl.cli.app import run
-from lightning_rl.extensions.audit import check_env, checking
-from lightning_rl.extensions.audit.check_env import Finding
-from lightning_rl.extensions.audit.findings import print_findings
+from lightning_rl.extensions.checks import check_env, checking
+from lightning_rl.extensions.checks.check_env import Finding
+from lightning_rl.extensions.checks.findings import print_findings
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import make_data, make_ppo
 from tests.messages import assert_names

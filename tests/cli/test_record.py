@@ -631,9 +631,9 @@ def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
         now[0] += seconds
 
     monkeypatch.setattr(
-        "lightning_rl.extensions.people.intervention.time.perf_counter", lambda: now[0]
+        "lightning_rl.extensions.teleoperation.intervention.time.perf_counter", lambda: now[0]
     )
-    monkeypatch.setattr("lightning_rl.extensions.people.intervention.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time.sleep", sleep)
 
     def slow(observation):
         now[0] += 0.025 if observation[0] == 3 else 0.004

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
-from lightning_rl.extensions.audit import check_env as check
+from lightning_rl.extensions.checks import check_env as check
 from tests.messages import assert_names, refused
 from tests.probes import TimeLimitProbe
 from tests.variants import after, before, passing, variant

@@ -469,7 +469,7 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
 
 INNER = {
     "lightning_rl.extensions.algorithms.recorded_frames.FrameAlgorithm",
-    "lightning_rl.extensions.audit.play.RandomPolicy",
+    "lightning_rl.extensions.checks.play.RandomPolicy",
     "lightning_rl.extensions.vla.lerobot.policy.LeRobotBackbone",
     "lightning_rl.extensions.datasets.offline.DatasetSpaces",
     "lightning_rl.extensions.managers.wrapper.EndsByTerms",
@@ -482,7 +482,7 @@ INNER = {
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
     "lightning_rl.Teleoperator",  # takes the import path of a device, which is code
-    "lightning_rl.extensions.people.intervention.QueueSource",  # takes a queue, which no configuration holds
+    "lightning_rl.extensions.teleoperation.intervention.QueueSource",  # takes a queue, which no configuration holds
 }
 """Classes that the package makes itself, and no configuration names."""
 

@@ -282,7 +282,9 @@ def mouse(monkeypatch):
 
 def test_a_space_mouse_takes_over_while_it_moves(mouse, monkeypatch):
     now = [50.0]
-    monkeypatch.setattr("lightning_rl.extensions.people.devices.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "lightning_rl.extensions.teleoperation.devices.time.monotonic", lambda: now[0]
+    )
     source = opened(SpaceMouse())
     assert source.poll(None) == (None, None)
     mouse.reports = [

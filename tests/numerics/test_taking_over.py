@@ -27,7 +27,7 @@ from lightning_rl import (
     SyncCollector,
     VectorEnv,
 )
-from lightning_rl.extensions.people.intervention import Pace
+from lightning_rl.extensions.teleoperation.intervention import Pace
 from lightning_rl.rollout.contract import next_observations
 from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.envs import ScriptedEnv, ScriptedVector
@@ -602,9 +602,9 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
         now[0] += seconds
 
     monkeypatch.setattr(
-        "lightning_rl.extensions.people.intervention.time.perf_counter", lambda: now[0]
+        "lightning_rl.extensions.teleoperation.intervention.time.perf_counter", lambda: now[0]
     )
-    monkeypatch.setattr("lightning_rl.extensions.people.intervention.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time.sleep", sleep)
     pace = Pace(10)
     pace.wait()
     for worked in (0.03, 0.0, 0.25, 0.04):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
-from lightning_rl.extensions.people.devices import _BOX_KEYS
+from lightning_rl.extensions.teleoperation.devices import _BOX_KEYS
 
 PAGES = Path(__file__).parents[2] / "docs"
 

@@ -67,6 +67,9 @@ def test_a_checkpoint_of_an_earlier_version_is_translated_before_it_is_judged(tm
             "lightning_rl.extensions.managers.functions.constant"
         ),
         "lightning_rl.envs.TwoDoors": "lightning_rl.TwoDoors",
+        "lightning_rl.extensions.people.devices.Keyboard": (
+            "lightning_rl.extensions.teleoperation.devices.Keyboard"
+        ),
         "lightning_rl.environment.People": "lightning_rl.environment.People",
     }.items(),
 )
@@ -140,7 +143,11 @@ def test_a_script_gets_the_present_class_with_a_warning():
         "lightning_rl.envs": "MujocoEnv TwoDoors",
         "lightning_rl.envs.managers": "Observation Position",
         "lightning_rl.envs.mujoco.env": "MujocoEnv",
+        "lightning_rl.audit.check_env": "EnvCheck",
         "lightning_rl.envs.people.gym_hil": "ScriptedHelp",
+        "lightning_rl.envs.people.devices": "Keyboard",
+        "lightning_rl.extensions.audit.play": "RandomPolicy",
+        "lightning_rl.extensions.people.intervention": "Intervention",
         "lightning_rl.envs.tasks": "PointMass CartPole",
         "lightning_rl.policies": "VLAPolicy",
         "lightning_rl.policies.lerobot.policy": "LeRobotPolicy",

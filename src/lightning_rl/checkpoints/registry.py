@@ -136,6 +136,8 @@ RENAMED = {
     **{f"{_FUNCTIONS}.{old}": f"{_FUNCTIONS}.{new}" for old, new in _TERMS_RENAMED.items()},
     "lightning_rl.envs.managers": _MANAGERS,
     "lightning_rl.envs.people.gym_hil": OURS,
+    "lightning_rl.extensions.audit": "lightning_rl.extensions.checks",
+    "lightning_rl.extensions.people": "lightning_rl.extensions.teleoperation",
 }
 """Import paths of earlier versions, of an object or of a module, and the present paths.
 

@@ -68,11 +68,11 @@ TASKS = {
 """Tasks that `data.env` may name in short."""
 
 HOOKS = {
-    "check": "lightning_rl.extensions.audit.checking.check",  # RLTrainer.check
+    "check": "lightning_rl.extensions.checks.checking.check",  # RLTrainer.check
     "fsdp": "lightning_rl.extensions.fsdp.strategy.FSDP2Strategy",  # trainer.strategy
     "offline_env": "lightning_rl.extensions.datasets.offline.spaces_of_collector",  # data.offline
     "read_exported": "lightning_rl.extensions.export.weights.read_exported",  # load_policy
-    "report_findings": "lightning_rl.extensions.audit.findings.report_findings",  # rl-cli check
+    "report_findings": "lightning_rl.extensions.checks.findings.report_findings",  # rl-cli check
 }
 """Functions of extensions that the core calls, by name."""
 

@@ -9,14 +9,16 @@ from typing import Any
 OURS = "lightning_rl"
 
 PACKAGES = {
-    "audit": "audit",
+    "audit": "checks",
     "datasets": "datasets",
     "deploy.export": "export",
     "envs.managers": "managers",
     "envs.mujoco": "mujoco",
-    "envs.people": "people",
+    "envs.people": "teleoperation",
     "envs.tasks": "tasks",
     "envs.wrappers": "wrappers",
+    "extensions.audit": "checks",
+    "extensions.people": "teleoperation",
     "policies.lerobot": "vla.lerobot",
     "policies.vla": "vla",
     "reports": "reports",

@@ -23,7 +23,7 @@ from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEn
 from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, env_factory, make_env
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import as_env_counts, first_choice, space_spec
-from lightning_rl.extensions.audit.play import ArraySeen, Play, RandomPolicy, random_actions
+from lightning_rl.extensions.checks.play import ArraySeen, Play, RandomPolicy, random_actions
 
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str

@@ -23,8 +23,8 @@ from lightning_rl.extend.collectors import BestCheckpoint, VideoRecorder, algori
 from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.files import expanded, remove_refused, write_atomically
-from lightning_rl.extensions.audit.check_env import EnvCheck, Finding, Level, Scaling
-from lightning_rl.extensions.audit.play import Play
+from lightning_rl.extensions.checks.check_env import EnvCheck, Finding, Level, Scaling
+from lightning_rl.extensions.checks.play import Play
 
 SHARE_OF_THE_ENV = 0.7
 """Share of the check's time for the env; the policy gets the rest."""

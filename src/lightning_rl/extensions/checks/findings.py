@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_rl.extensions.audit.check_env import LEVELS, Finding
+from lightning_rl.extensions.checks.check_env import LEVELS, Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 """Terminal style of each level."""

@@ -29,7 +29,7 @@ from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import MASK, allowed_random_action, as_policy_counts, first_choice
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
-from lightning_rl.extensions.people.intervention import (
+from lightning_rl.extensions.teleoperation.intervention import (
     Event,
     Intervention,
     InterventionSource,

@@ -43,7 +43,7 @@ from lightning_rl.extensions.datasets.record import (
     single_env,
 )
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
-from lightning_rl.extensions.people.intervention import Event, InterventionSource
+from lightning_rl.extensions.teleoperation.intervention import Event, InterventionSource
 
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),

@@ -6,13 +6,13 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extensions.people.intervention import (
+from lightning_rl.extensions.robots.env import RobotEnv, check_import_path
+from lightning_rl.extensions.robots.process import RobotProcess
+from lightning_rl.extensions.teleoperation.intervention import (
     Event,
     InterventionDecision,
     InterventionSource,
 )
-from lightning_rl.extensions.robots.env import RobotEnv, check_import_path
-from lightning_rl.extensions.robots.process import RobotProcess
 
 TAKES_OVER = "is_intervention"
 """Event of LeRobot: the person acts."""

@@ -12,7 +12,10 @@ from gymnasium.utils import seeding
 
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
-from lightning_rl.extensions.people.intervention import InterventionDecision, InterventionSource
+from lightning_rl.extensions.teleoperation.intervention import (
+    InterventionDecision,
+    InterventionSource,
+)
 
 HOME = np.array((0.0, 0.195, 0.0, -2.43, 0.0, 2.62, 0.785))
 """Initial joint angles of the arm, in rad."""

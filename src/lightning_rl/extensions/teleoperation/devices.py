@@ -14,7 +14,7 @@ import numpy as np
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.envs import name_of, one_picture
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extensions.people.intervention import (
+from lightning_rl.extensions.teleoperation.intervention import (
     Event,
     InterventionDecision,
     InterventionSource,
