@@ -2012,7 +2012,7 @@ MUTATIONS = (
         "core/numerics/test_distributions.py core/numerics/test_sac.py",
     ),
     Mutation(
-        "policies/base.py",
+        "collectors/uniform_actor.py",
         "off-policy: random first actions are stored with another log-prob than theirs",
         "            self._log_prob = -float(self._range.log().sum())\n",
         "            self._log_prob = 0.0\n",

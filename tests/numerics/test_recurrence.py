@@ -30,7 +30,7 @@ from lightning_rl import (
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
 from lightning_rl.functional import normalize_advantage
-from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from lightning_rl.rollout.sequences import sequences_of

@@ -22,7 +22,7 @@ from lightning_rl import (
     TorchEnv,
 )
 from lightning_rl.extensions.algorithms.teacher import MixedActor, Teacher
-from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
 from tests.helpers import (
     assert_same,

@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import ActionMask, ActorCritic, GymnasiumEnv, RLDataModule, check_env
 from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.collectors.uniform_actor import UniformActor
 from lightning_rl.extensions.datasets.record import script_action_function
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import ports_of
-from lightning_rl.policies.base import UniformActor
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.rollout.masks import allowed_random_action
 from lightning_rl.rollout.structured_actions import choices_of, flat_actions

@@ -62,10 +62,10 @@ from lightning_rl.optim.update import (
 )
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
+from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.contract import (
     check_finite,
     check_time,

@@ -14,9 +14,11 @@ from torch.utils.data import IterableDataset
 
 from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.vector_env import Observation, interventions
+from lightning_rl.envs.steppers import interventions
+from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import check_weights_are_numbers, first_state
+from lightning_rl.policies.base import first_state
+from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.masks import MASK, allowed_random_action, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from lightning_rl.buffers import Segment, allocate_segments
 from lightning_rl.collectors.statistics import EnvReports
+from lightning_rl.collectors.uniform_actor import UniformActor
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import compile_steps
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
-from lightning_rl.envs.vector_env import Observation, RolloutStepper
+from lightning_rl.envs.steppers import RolloutStepper
+from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import RolloutActor, UniformActor
+from lightning_rl.policies.actors import RolloutActor
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     clear_final_observations,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import named_reports
+from lightning_rl.envs.steppers import named_reports
 
 WINDOW = 100
 """Number of last episodes in the averages."""

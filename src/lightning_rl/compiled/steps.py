@@ -20,18 +20,19 @@ from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
-from lightning_rl.envs.torch.torch_env import ResetMode
-from lightning_rl.envs.vector_env import (
+from lightning_rl.envs.steppers import (
     RESULTS,
     RolloutStepper,
     StepReports,
-    VectorEnv,
     check_results,
     named_reports,
 )
+from lightning_rl.envs.torch.torch_env import ResetMode
+from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor
-from lightning_rl.policies.base import NOISE, RolloutActor
+from lightning_rl.policies.actors import RolloutActor
+from lightning_rl.policies.base import NOISE
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import (
     FinalObservationWriter,

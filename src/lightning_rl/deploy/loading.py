@@ -14,8 +14,8 @@ from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import with_statistics
+from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.saved_runs import find_checkpoint
 

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.envs.pictures import one_picture, picture_or_error
-from lightning_rl.envs.vector_env import (
-    Info,
-    Observation,
-    Options,
-    Seed,
-    VectorEnv,
-    interventions,
-)
+from lightning_rl.envs.steppers import interventions
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.envs.wrapper import VectorEnvWrapper
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, require

@@ -6,6 +6,7 @@ from lightning_rl.envs.events import Term as Term
 from lightning_rl.envs.factories import EnvFactory as EnvFactory
 from lightning_rl.envs.factories import env_factory as env_factory
 from lightning_rl.envs.factories import make_env as make_env
+from lightning_rl.envs.gymnasium.adapter import wrap_arrays as wrap_arrays
 from lightning_rl.envs.gymnasium.mujoco_bindings import (
     convert_mujoco_warnings as convert_mujoco_warnings,
 )
@@ -20,6 +21,7 @@ from lightning_rl.envs.step_results import check_vector as check_vector
 from lightning_rl.envs.step_results import name_of as name_of
 from lightning_rl.envs.step_results import one_number as one_number
 from lightning_rl.envs.step_results import refuse_missing_end as refuse_missing_end
+from lightning_rl.envs.steppers import interventions as interventions
 from lightning_rl.envs.torch.counter_random import hash32 as hash32
 from lightning_rl.envs.torch.counter_random import key_of as key_of
 from lightning_rl.envs.torch.counter_random import seeds_of as seeds_of
@@ -30,8 +32,6 @@ from lightning_rl.envs.vector_env import Observation as Observation
 from lightning_rl.envs.vector_env import Options as Options
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import Seed as Seed
-from lightning_rl.envs.vector_env import interventions as interventions
-from lightning_rl.envs.vector_env import wrap_arrays as wrap_arrays
 from lightning_rl.envs.watch import EnvWatch as EnvWatch
 from lightning_rl.system.machine import offscreen_renderer as offscreen_renderer
 from lightning_rl.system.phases import PhaseTimer as PhaseTimer

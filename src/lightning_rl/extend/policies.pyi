@@ -1,12 +1,11 @@
 """Parts of policies: actors, distributions, networks, noise."""
 
+from lightning_rl.policies.actors import RolloutActor as RolloutActor
+from lightning_rl.policies.actors import StepwiseActor as StepwiseActor
 from lightning_rl.policies.base import ABSENT as ABSENT
 from lightning_rl.policies.base import GUIDANCE as GUIDANCE
 from lightning_rl.policies.base import NOISE as NOISE
 from lightning_rl.policies.base import RNG as RNG
-from lightning_rl.policies.base import RolloutActor as RolloutActor
-from lightning_rl.policies.base import StepwiseActor as StepwiseActor
-from lightning_rl.policies.base import check_weights_are_numbers as check_weights_are_numbers
 from lightning_rl.policies.base import first_state as first_state
 from lightning_rl.policies.base import noise_for as noise_for
 from lightning_rl.policies.distributions.base import choose as choose
@@ -28,6 +27,7 @@ from lightning_rl.policies.perceptron_policy import PerceptronPolicy as Perceptr
 from lightning_rl.policies.precision import autocast as autocast
 from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
 from lightning_rl.policies.weights import KeyReport as KeyReport
+from lightning_rl.policies.weights import check_weights_are_numbers as check_weights_are_numbers
 from lightning_rl.policies.weights import fitting as fitting
 from lightning_rl.policies.weights import load_weights as load_weights
 from lightning_rl.policies.weights import refuse_adapter as refuse_adapter

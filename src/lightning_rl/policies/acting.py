@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl.policies.base import RolloutActor
+from lightning_rl.policies.actors import RolloutActor
 from lightning_rl.policies.distributions.base import ActionDistribution, Categorical
 from lightning_rl.policies.distributions.exploring import ExploringCategorical
 from lightning_rl.policies.distributions.gaussians import (

@@ -1,24 +1,21 @@
-"""The policy interface, and actors that fill a rollout with a policy's actions."""
+"""The policy interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import gumbel_
-from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
-from lightning_rl.rollout.masks import MASK, allowed_random_action
-from lightning_rl.rollout.structured_actions import choices_of, flat_actions
+from lightning_rl.policies.actors import RolloutActor, StepwiseActor
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.rollout.masks import MASK
+from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.sharded import PolicySharding, local
-from lightning_rl.system.torch_private import version_of
+from lightning_rl.system.sharded import PolicySharding
 
 RNG = torch.Generator | None
 """Generator of random draws; None for torch's default generator."""
@@ -261,7 +258,7 @@ class Policy(nn.Module, ABC, Configurable):
         if any(module.training for module in self.modules()):
             self.eval()
 
-    def rollout_actor(self, rollout: TensorDict) -> "RolloutActor":
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         """Return the actor that fills the storage of a rollout [N, T+1] with this policy's actions.
 
         Override it to act faster than with one `forward` per step.
@@ -314,228 +311,3 @@ def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
         return {}
     shape, dtype = policy.extra_fields["state"]
     return {"state": torch.zeros(num_envs, *shape, dtype=dtype, device=policy.version.device)}
-
-
-def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
-    """Refuse a policy with NaN in weights or running statistics, or with infinite weights.
-
-    Raises:
-        ConfigurationError: with the names of the tensors.
-    """
-    # A policy with NaN still acts: a NaN becomes a bound of the action space, or the first choice.
-    parameters = policy.named_parameters()
-    broken = [name for name, p in parameters if not _all(local(p).isfinite())]
-    # A buffer may be infinite on purpose, such as a mask.
-    broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
-    if broken:
-        names = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
-        raise ConfigurationError(
-            f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {names} ({len(broken)} tensors). Training has diverged, or the "
-            "file is damaged. Use an earlier checkpoint."
-        )
-
-
-def _all(flags: Tensor) -> bool:
-    return bool(flags.all())
-
-
-class RolloutActor(ABC):
-    """Fills the storage of a rollout with actions, slot by slot."""
-
-    @abstractmethod
-    def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """Load the current weights for slots from `start` on; here or later, draw noise."""
-
-    @abstractmethod
-    def act(self, t: int) -> None:
-        """Write the action of slot `t`, chosen from its observation."""
-
-    @abstractmethod
-    def finish(self, start: int, stop: int) -> None:
-        """Write the other fields of slots `start` to `stop` - 1, if `act` did not."""
-
-
-class StepwiseActor(RolloutActor):
-    """Calls the policy at each step: works for every policy, on every device.
-
-    Args:
-        policy: chooses the actions.
-        rollout: batch shape [N, T+1], written in place.
-    """
-
-    def __init__(self, policy: Policy, rollout: TensorDict) -> None:
-        self._policy = policy
-        fields = ("action", "sample_log_prob", *policy.extra_fields)
-        # No duplicates: extra_fields may contain the log-prob. `state` is read, not written.
-        self._fields = tuple(key for key in dict.fromkeys(fields) if key != "state")
-        steps = step_views(rollout)
-        # Views of the storage, made once: to index a TensorDict at each step is slow.
-        self._steps = [step.select("observation", *fields) for step in steps]
-        self._slots = [[step.get(key) for key in self._fields] for step in steps]
-        state = ("state", "terminated", "truncated") if "state" in fields else ()
-        self._states = [[step.get(key) for key in state] for step in steps]
-        self._generator: RNG = None
-        self._precision = autocast(policy.version.device, policy.autocast_dtype)
-
-    def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        self._policy.eval()
-        self._generator = generator
-
-    def act(self, t: int) -> None:
-        """Call the policy, and copy its output.
-
-        Raises:
-            ConfigurationError: if a returned field is missing or has another shape or dtype.
-        """
-        if t > 0:
-            # The policy wrote this state after the last step, which may have ended the episode.
-            self._forget_ended(t)
-        slots = self._slots[t]
-        versions = [version_of(slot) for slot in slots]
-        with self._precision:
-            # Copy the container: the next call must not find entries that the policy sets.
-            result = self._policy(self._steps[t].copy(), generator=self._generator)
-        if not isinstance(result, TensorDictBase):
-            raise ConfigurationError(
-                f"{self._name}.forward returned {type(result).__name__}, not a TensorDict with "
-                f"{', '.join(self._fields)}: return the given TensorDict."
-            )
-        for key, slot, version in zip(self._fields, slots, versions, strict=True):
-            value = result.get(key, None)
-            if value is slot:
-                if version_of(slot) == version:  # the policy has not written it
-                    self._refuse(key, None, slot)
-            elif value is None or value.shape != slot.shape or value.dtype != slot.dtype:
-                self._refuse(key, value, slot)
-            else:
-                # `copy_` would broadcast a wrong shape silently: the checks above come first.
-                slot.copy_(value)
-        if self._states[t]:
-            slot, value = self._states[t + 1][0], result.get("next_state", None)
-            if value is None or value.shape != slot.shape or value.dtype != slot.dtype:
-                self._refuse("next_state", value, slot)
-            slot.copy_(value)
-
-    def finish(self, start: int, stop: int) -> None:
-        # Slot `stop` begins the next rollout.
-        self._forget_ended(stop)
-
-    def _forget_ended(self, t: int) -> None:
-        if self._states[t]:
-            _, terminated, truncated = self._states[t - 1]
-            state = self._states[t][0]
-            done = terminated | truncated
-            # [N, 1, ...]: `masked_fill_` broadcasts from the right.
-            state.masked_fill_(done.view(-1, *[1] * (state.dim() - 1)), 0)
-
-    @property
-    def _name(self) -> str:
-        return type(self._policy).__name__
-
-    def _refuse(self, key: str, value: Any, slot: Tensor) -> NoReturn:
-        spec = f"{slot.dtype} of shape {list(slot.shape)}"
-        if value is None:
-            message = f"{self._name}.forward returned no '{key}'; it must be {spec}"
-        else:
-            message = (
-                f"{self._name}.forward returned '{key}' as {value.dtype} of shape "
-                f"{list(value.shape)}; it must be {spec}"
-            )
-        origin = {
-            "action": "as the action space declares",
-            "sample_log_prob": "one number per env, unless extra_fields declares another shape",
-            "next_state": "as extra_fields declares for 'state'",
-        }.get(key, "as extra_fields says")
-        rounded = isinstance(value, Tensor) and value.dtype == torch.bfloat16
-        cure = " Convert it by .float(): bf16-mixed computes in bfloat16." if rounded else ""
-        raise ConfigurationError(f"{message}, {origin}: td.set('{key}', ...), and return td.{cure}")
-
-
-class UniformActor(RolloutActor):
-    """Draws actions uniformly from the action space, or from the actions that `action_mask` allows.
-
-    The log-probs belong to the uniform draw. A recurrent policy still updates its state.
-
-    Args:
-        policy: provides the action space.
-        rollout: batch shape [N, T+1], written in place.
-
-    Raises:
-        ConfigurationError: if the action space has no bounds.
-    """
-
-    def __init__(self, policy: Policy, rollout: TensorDict) -> None:
-        self._policy = policy
-        self._storage = time_major(rollout)
-        space = policy.action_space
-        self._sizes = choices_of(space)
-        device = self._storage["action"].device
-        if isinstance(space, gymnasium.spaces.Box):
-            bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
-            if not bounded or not np.issubdtype(space.dtype, np.floating):
-                raise ConfigurationError(
-                    f"random_env_steps: there is no uniform draw from the action space {space}. "
-                    "Bound it, or set random_env_steps: 0."
-                )
-            self._low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
-            self._range = torch.as_tensor(space.high, dtype=torch.float32, device=device)
-            self._range = self._range - self._low
-            # The density of the uniform draw: 1 / volume of the box.
-            self._log_prob = -float(self._range.log().sum())
-        else:
-            counts = torch.tensor(self._sizes, dtype=torch.float32, device=device)
-            self._range = counts.view(space.shape or ())
-            self._low = torch.zeros_like(self._range)
-            self._log_prob = -float(counts.log().sum())
-
-    def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        self._policy.eval()
-        actions = self._storage["action"][start:-1]
-        if self._policy.masks_actions:  # each mask is known only after the last step
-            shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
-            self._noise = torch.empty(shape, device=actions.device)
-            gumbel_(self._noise[start:], generator)
-            # Float actions: several parts, of which some may be numbers that need uniform draws.
-            if not actions.is_floating_point():
-                return
-        samples = torch.rand(actions.shape, generator=generator, device=actions.device)
-        samples = self._low + samples * self._range
-        # `rand` is below 1: the floor stays below the number of choices.
-        actions.copy_(samples if actions.is_floating_point() else samples.floor())
-
-    def act(self, t: int) -> None:
-        # Without a mask, `begin` has written the actions.
-        if not self._policy.masks_actions:
-            return
-        slot = self._storage[t]
-        action, mask = slot["action"], slot["observation"][MASK]
-        space = self._policy.action_space
-        action.copy_(allowed_random_action(space, action, mask, self._noise[t]))
-
-    def finish(self, start: int, stop: int) -> None:
-        steps = self._storage[start:stop]
-        steps["sample_log_prob"].fill_(self._log_prob)
-        if self._policy.masks_actions:
-            allowed = (steps["observation"][MASK] != 0).split(self._sizes, -1)
-            # At least 1, because a row that allows no action would give log(0).
-            counts = torch.stack([part.sum(-1) for part in allowed], -1).clamp(min=1)
-            steps["sample_log_prob"].copy_(-counts.log().sum(-1))
-        for key, value in self._policy.fields_of(steps["action"]).items():
-            # `_remember` computes the states.
-            if key != "state":
-                steps[key].copy_(value)
-        if self._policy.is_recurrent:
-            self._remember(start, stop)
-
-    def _remember(self, start: int, stop: int) -> None:
-        """Write the states after slots `start` to `stop` - 1, zero after the end of an episode."""
-        policy, states = self._policy, self._storage["state"]
-        done = self._storage["terminated"] | self._storage["truncated"]
-        steps = self._storage.select("observation", "state").unbind(0)
-        with autocast(policy.version.device, policy.autocast_dtype):
-            # Step by step, because each state depends on the one before.
-            for t in range(start, stop):
-                next_state = policy.get_action(steps[t].copy(), deterministic=True)["next_state"]
-                is_end = done[t].view(-1, *[1] * (next_state.dim() - 1))
-                states[t + 1].copy_(next_state.masked_fill(is_end, 0))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lightning_rl.functional import guide
 from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
-from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, RolloutActor, noise_for
+from lightning_rl.policies.actors import RolloutActor
+from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
 from lightning_rl.policies.networks.memory import Memory, MemoryFactory

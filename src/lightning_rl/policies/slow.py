@@ -8,7 +8,8 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.policies.base import RNG, Policy, RolloutActor
+from lightning_rl.policies.actors import RolloutActor
+from lightning_rl.policies.base import RNG, Policy
 from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.system.errors import check_range
 

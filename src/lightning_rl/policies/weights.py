@@ -1,14 +1,15 @@
-"""Read weights as data, and compare them with a model's."""
+"""Read weights as data, compare them with a model's, and check their values."""
 
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_rl.system.errors import ConfigurationError, import_extra, require
 from lightning_rl.system.files import expanded, read_json
+from lightning_rl.system.sharded import local
 from lightning_rl.system.tensors import load_tensors
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -162,3 +163,23 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def _is_state_dict(value: Any) -> bool:
     tensors = isinstance(value, dict) and len(value) > 0
     return tensors and all(isinstance(tensor, Tensor) for tensor in value.values())
+
+
+def check_weights_are_numbers(policy: nn.Module, origin: str = "") -> None:
+    """Refuse a policy with NaN in weights or running statistics, or with infinite weights.
+
+    Raises:
+        ConfigurationError: with the names of the tensors.
+    """
+    # A policy with NaN still acts: a NaN becomes a bound of the action space, or the first choice.
+    parameters = policy.named_parameters()
+    broken = [name for name, p in parameters if not local(p).isfinite().all()]
+    # A buffer may be infinite on purpose, such as a mask.
+    broken += [name for name, buffer in policy.named_buffers() if buffer.isnan().any()]
+    if broken:
+        names = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
+        raise ConfigurationError(
+            f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
+            f"all finite numbers: {names} ({len(broken)} tensors). Training has diverged, or the "
+            "file is damaged. Use an earlier checkpoint."
+        )

@@ -6,7 +6,8 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import RNG, Policy, RolloutActor, StepwiseActor
+from lightning_rl.policies.actors import RolloutActor, StepwiseActor
+from lightning_rl.policies.base import RNG, Policy
 from lightning_rl.system.delegation import delegated
 
 

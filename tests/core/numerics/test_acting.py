@@ -14,7 +14,7 @@ from lightning_rl import ActorCritic, GymnasiumEnv
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
-from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
 from tests.variants import variant
 

@@ -14,7 +14,8 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.policies.base import StepwiseActor, first_state
+from lightning_rl.policies.actors import StepwiseActor
+from lightning_rl.policies.base import first_state
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from tests.envs import PARTS

@@ -30,7 +30,7 @@ from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies.acting import NumpyActor
-from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.system.phases import no_phases
 from tests.callbacks import callback
 from tests.helpers import make_collector, make_data, make_ppo, scalars, train

@@ -37,16 +37,14 @@ from lightning_rl.envs.infos import (
 )
 from lightning_rl.envs.pictures import one_picture
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
+from lightning_rl.envs.steppers import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import (
-    ArrayStepper,
     Info,
     Observation,
     Options,
     RestoreError,
-    RolloutStepper,
     Seed,
     VectorEnv,
-    wrap_arrays,
 )
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.goals import GoalFunction, is_goal_space
@@ -504,6 +502,14 @@ class GymnasiumEnv(VectorEnv):
         if isinstance(final, np.ndarray) and final.dtype == object:
             has_final = has_final & np.array([row is not None for row in final])
         refuse_missing_end(f"Env '{self.id}'", cut & ~has_final)
+
+
+def wrap_arrays(observation: Any) -> Observation:
+    """Wrap arrays, or dicts of arrays, as tensors [N, ...] that share their memory."""
+    if isinstance(observation, dict):
+        values = {key: wrap_arrays(value) for key, value in observation.items()}
+        return TensorDict(values, [len(next(iter(values.values())))])
+    return torch.from_numpy(observation)
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
