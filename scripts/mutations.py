@@ -352,23 +352,23 @@ MUTATIONS = (
         "numerics/test_gripper.py",
     ),
     Mutation(
-        "buffers/replay_buffer.py",
+        "buffers/replay_sequences.py",
         "sequences: the state goes on over an episode's end",
-        "        starts = self._ring[DONE][previous] & (unrolled_slots > first[:, None])\n",
-        "        starts = self._ring[DONE][previous] & False\n",
+        "        starts = ring.columns[DONE][previous] & (unrolled_slots > first[:, None])\n",
+        "        starts = ring.columns[DONE][previous] & False\n",
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
-        "buffers/replay_buffer.py",
+        "buffers/replay_sequences.py",
         "sequences: the burn-in goes through a rollout that was dropped",
-        "        continues = self._ring[JOINS][rows] & (burn_in_slots > 0)",
+        "        continues = ring.columns[JOINS][rows] & (burn_in_slots > 0)",
         "        continues = burn_in_slots > 0",
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
-        "buffers/replay_buffer.py",
+        "buffers/transition_ring.py",
         "sequences: a rollout that was dropped is no break",
-        "        if not joins.all():\n            self._last_break = first\n",
+        "        if not joins.all():\n            self.last_break = first\n",
         "",
         "numerics/test_replay_sequences.py",
     ),
@@ -422,7 +422,7 @@ MUTATIONS = (
         "core/faults/test_trust.py",
     ),
     Mutation(
-        "buffers/replay_buffer.py",
+        "buffers/transition_ring.py",
         "a penalty is not stored",
         '    ("penalty",): ((), torch.float32),\n    ("padding",)',
         '    ("padding",)',
@@ -432,7 +432,7 @@ MUTATIONS = (
         "extensions/algorithms/hindsight.py",
         "hindsight: a goal comes from the next episode",
         "        last, earliest = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE\n",
-        "        last, earliest = slots * 0 + self._end - 1, (ends[place - 1] + 1) % ENV_STRIDE\n",
+        "        last, earliest = slots * 0 + self.ring.end, (ends[place - 1] + 1) % ENV_STRIDE\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -445,8 +445,8 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "hindsight: an n-step sum goes on after the new goal",
-        "            continues = ~terminated & (self._ring[ASIDE].index_select(0, last) < 0)\n",
-        "            continues = self._ring[ASIDE].index_select(0, last) < 0\n",
+        "            continues = ~terminated & (ring.columns[ASIDE].index_select(0, last) < 0)\n",
+        "            continues = ring.columns[ASIDE].index_select(0, last) < 0\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -1121,8 +1121,8 @@ MUTATIONS = (
     Mutation(
         "envs/gymnasium/adapter.py",
         "an episode is replayed with the last action of the one before",
-        "self._episode_begin[done] = now",
-        "self._episode_begin[done] = now - 1",
+        "log.starts[done] = log.first_kept + len(log.actions)",
+        "log.starts[done] = log.first_kept + len(log.actions) - 1",
         "core/numerics/test_envs.py",
     ),
     Mutation(
@@ -1706,7 +1706,7 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: n-step sums go on over an episode's end",
-        "            continues = ~terminated & (self._ring[ASIDE].index_select(0, last) < 0)\n",
+        "            continues = ~terminated & (ring.columns[ASIDE].index_select(0, last) < 0)\n",
         "            continues = torch.ones_like(last, dtype=torch.bool)\n",
         "core/numerics/test_replay.py",
     ),
@@ -1727,15 +1727,15 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: minibatches go on being drawn while a rollout overwrites them",
-        "        if self._end != end:\n",
-        "        if False:\n",
+        "            if self.ring.end != end:\n",
+        "            if False:\n",
         "core/numerics/test_replay.py",
     ),
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: a resumed replay draws from the beginning of its stream again",
-        '            "generator": self._generator.get_state(),\n',
-        '            "generator": torch.Generator().get_state(),\n',
+        '{"generator": self._generator.get_state()}',
+        '{"generator": torch.Generator().get_state()}',
         "core/faults/test_replay_files.py equivalence/test_off_policy.py",
     ),
     Mutation(

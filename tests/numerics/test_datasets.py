@@ -17,6 +17,7 @@ from lightning_rl import ActorCritic, DatasetCollector, GymnasiumEnv, ReplayBuff
 from lightning_rl.extensions.datasets.minari import write_minari
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import read_replay, write_replay
+from lightning_rl.extensions.datasets.ring_streams import streams
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
 from tests.core.numerics.test_replay import ACTION as OF_STREAMS
@@ -615,7 +616,7 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
 
 def all_transitions(replay, n_steps):
     """All that a replay may give, bit for bit, in an order of its own."""
-    samples = replay._samples(torch.arange(len(replay)), n_steps, 0.9)
+    samples = replay.samples(torch.arange(len(replay)), n_steps, 0.9)
     del samples["intervened",]
     columns = [
         samples[name].flatten(1) if samples[name].dim() > 1 else samples[name][:, None]
@@ -644,7 +645,7 @@ def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
         assert all_transitions(again, n_steps) == all_transitions(replay, n_steps)
     assert all(episode.terminated[-1] ^ episode.truncated[-1] for episode in episodes)
     intervened = sum(int(episode.intervened.sum()) for episode in episodes)
-    assert intervened == sum(int(piece["intervened"].sum()) for piece in replay.streams()) > 0
+    assert intervened == sum(int(piece["intervened"].sum()) for piece in streams(replay)) > 0
 
 
 def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):
@@ -661,7 +662,7 @@ def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):
     write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10)
     episodes = read_episodes(tmp_path / "data", observation_space=space)  # actions unclipped
     again = read_replay(episodes, space, OF_STREAMS)
-    assert ("penalty",) in again._samples(torch.arange(3), 1, 0.9)
+    assert ("penalty",) in again.samples(torch.arange(3), 1, 0.9)
     assert all_transitions(again, 1) == all_transitions(replay, 1)
 
 

@@ -247,7 +247,7 @@ def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_repl
     assert torch.equal(batch["next_observation"][:, 1:], batch["action"]), "executed, not told"
     assert (batch["action"][taken][:, 0] == MARK).all()
     assert float(taken.float().mean()) == pytest.approx(sum(seen) / 45_000, abs=0.02)
-    stored = replay._ring[("intervened",)]
+    stored = replay.ring.columns[("intervened",)]
     assert int(stored.sum()) == sum(seen)
     env.close()
 

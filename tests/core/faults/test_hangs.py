@@ -276,7 +276,7 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
     go_on(64, 0.2)
     loop = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]
     limit = 0.02 * len(loop["env"]["episodes"][0]["actions"]) / 2
-    monkeypatch.setattr("lightning_rl.envs.gymnasium.adapter.REPLAY_SECONDS", limit / 10)
+    monkeypatch.setattr("lightning_rl.envs.gymnasium.episode_log.REPLAY_SECONDS", limit / 10)
     go_on(96, limit, ckpt_path=last(tmp_path))
 
 

@@ -23,7 +23,7 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.buffers import replay_buffer
+from lightning_rl.buffers import ring_files
 from tests.callbacks import at_iteration
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
@@ -94,9 +94,9 @@ def whole(toy, tmp_path_factory):
 def test_whatever_was_saved_when_it_goes_on_as_if_nothing_had_been(
     case, small, largest, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(replay_buffer, "SMALL_PART_BYTES", small)
-    monkeypatch.setattr(replay_buffer, "MOST_PARTS", 2**30)
-    monkeypatch.setattr(replay_buffer, "PART_BYTES", largest)
+    monkeypatch.setattr(ring_files, "SMALL_PART_BYTES", small)
+    monkeypatch.setattr(ring_files, "MOST_PARTS", 2**30)
+    monkeypatch.setattr(ring_files, "PART_BYTES", largest)
     settings, capacity, lengths = CASES[case]
     stream = Stream(**{"space": VECTOR, "action": ACTION, **settings}, seed=3)
     make = partial(ReplayBuffer, stream.space, stream.action, stream.num_envs, "cpu")
@@ -214,8 +214,8 @@ def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole,
 
 
 def test_checkpoints_share_files_and_what_none_names_is_removed(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(replay_buffer, "SMALL_PART_BYTES", 0)
-    monkeypatch.setattr(replay_buffer, "MOST_PARTS", 2**30)
+    monkeypatch.setattr(ring_files, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr(ring_files, "MOST_PARTS", 2**30)
     named = {}
 
     def note(trainer):

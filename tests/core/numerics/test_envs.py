@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from lightning_rl import VectorEnvWrapper
 from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
-from lightning_rl.envs.gymnasium import adapter
+from lightning_rl.envs.gymnasium import episode_log
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
 from tests.envs import ScriptedEnv, ScriptedVector, Walk
 from tests.helpers import assert_same
@@ -617,7 +617,7 @@ def test_a_saved_state_holds_only_the_actions_of_the_episodes_under_way():
 
 
 def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
-    monkeypatch.setattr(adapter, "MAX_REPLAY_STEPS", 100)
+    monkeypatch.setattr(episode_log, "MAX_REPLAY_STEPS", 100)
     env = GymnasiumEnv(2, "Counter-v0")
     env.reset(seed=0)
     play(env, torch.zeros(1100, 2, dtype=torch.int64))

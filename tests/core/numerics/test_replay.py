@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import ConfigurationError, ReplayBuffer
-from lightning_rl.buffers import replay_buffer
+from lightning_rl.buffers import replay_buffer, transition_ring
 from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     allocate_rollout,
@@ -371,7 +371,7 @@ def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
         "data.replay.capacity of 1,000,000 needs 29,000,116 bytes on the disk (29 for each transition), and "
         "12,000,000 are free. Lower data.replay.capacity, to 413,789 at most.": {"storage": "disk"},
     }
-    monkeypatch.setattr(replay_buffer, "available_bytes", lambda *arguments: 12_000_000)
+    monkeypatch.setattr(transition_ring, "available_bytes", lambda *arguments: 12_000_000)
     for message, settings in refusals.items():
         with pytest.raises(ConfigurationError) as error:
             ReplayBuffer(VECTOR, ACTION, 4, "cpu", 1, directory=tmp_path, **settings)

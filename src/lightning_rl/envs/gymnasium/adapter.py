@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,6 +15,8 @@ from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.gymnasium.checksums import FOLD_STEPS
+from lightning_rl.envs.gymnasium.episode_log import EpisodeLog
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import (
@@ -26,7 +27,6 @@ from lightning_rl.envs.gymnasium.making import (
 )
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.gymnasium.recorded_info import RecordedInfo
-from lightning_rl.envs.gymnasium.replay import FOLD_STEPS, Checksums, EpisodeChecksums
 from lightning_rl.envs.infos import (
     EXECUTED_ACTION,
     INTERVENED,
@@ -42,7 +42,6 @@ from lightning_rl.envs.vector_env import (
     Info,
     Observation,
     Options,
-    RestoreError,
     Seed,
     VectorEnv,
 )
@@ -51,18 +50,6 @@ from lightning_rl.rollout.goals import GoalFunction, is_goal_space
 from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice
 from lightning_rl.system.errors import require
 from lightning_rl.system.machine import offscreen_renderer, settings
-
-MAX_REPLAY_STEPS = 100_000
-"""Longest episode, in steps, that a resumed run can replay."""
-
-CURE = (
-    "The env or a wrapper keeps something from episode to episode, or draws from a generator other "
-    "than self.np_random: give it state_dict() and load_state_dict(state), which hold it."
-)
-"""Cure for an env whose episodes do not depend on its generator and the actions alone."""
-
-REPLAY_SECONDS = 5.0
-"""Duration of one turn of a replay, in seconds, for all `sync` envs together."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -127,7 +114,6 @@ class GymnasiumEnv(VectorEnv):
             make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
         )
         self._wrappers = list(wrappers or [])  # a copy: `wrap_single_envs` extends it
-        self._turns = 0  # number of replay turns
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))  # a strong reference would keep the env alive
         self._take_spaces()
@@ -135,8 +121,7 @@ class GymnasiumEnv(VectorEnv):
         self.mujoco_profiler: bool | None = None
         self.metadata = dict(self._env.metadata)
         self.render_fps = float(self.metadata.get("render_fps") or self.render_fps)
-        self._checksums = EpisodeChecksums(num_envs)
-        self._clear_episodes()
+        self._log = EpisodeLog(f"env '{id}'", num_envs)
         self.max_episode_steps = self._time_limit()
 
     @property
@@ -163,8 +148,7 @@ class GymnasiumEnv(VectorEnv):
         seeds = seed if seed is None else _plain_seed(seed)
         self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
-        self._clear_episodes()
-        self._checksums.begin(self._observation)  # each reset begins new episodes
+        self._log.begin(self._observation)  # each reset begins new episodes
         return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
@@ -200,90 +184,26 @@ class GymnasiumEnv(VectorEnv):
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
-        # The log of a very long episode is cut: its env cannot be replayed.
-        if not self._replayable or self._episode_begin.min() < self._first_kept:
+        if not self._replayable or self._log.is_cut:
             return None
         starts = self._env.get_attr("episode_start")
         if any(start is None for start in starts):  # an unknown generator, or a real robot
             return None
-        log = np.stack(self._actions) if self._actions else np.empty((0, self.num_envs))
-        episodes = [
-            {
-                "start": start,
-                "actions": torch.from_numpy(log[begin - self._first_kept :, i].copy()),
-                "checksums": checksums,
-            }
-            for i, (start, begin, checksums) in enumerate(
-                zip(starts, self._episode_begin.tolist(), self._checksums.values(), strict=True)
-            )
-        ]
-        state = {"episodes": episodes, "observation": _copied(self._observation)}
+        state = self._log.state_dict(starts, self._observation)
         if self.reports_interventions:
             state["interventions"] = list(self._env.call("intervention_states"))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        episodes = state["episodes"]
-        if len(episodes) != self.num_envs:
-            raise RestoreError(
-                f"the state was saved with {len(episodes)} envs, but there are {self.num_envs}"
-            )
-        interventions = state.get("interventions", [[]] * self.num_envs)
-        current_states = self._env.call("intervention_states")
-        if [len(states) for states in interventions] != [len(states) for states in current_states]:
-            raise RestoreError("the state was saved with other Intervention wrappers")
         self._profile_mujoco()
-        self._env.reset()  # `InlineVectorEnv` makes its arrays at a reset
-        actions = [episode["actions"].numpy() for episode in episodes]
-        self._env.set_attr(
-            "replay_request",
-            [
-                (e["start"], list(a), states)
-                for e, a, states in zip(episodes, actions, interventions, strict=True)
-            ],
-        )
-        rows, checksums = zip(*self._replayed(), strict=True)
-        if any(row is None for row in rows):
-            raise RestoreError(f"a replayed episode ended too early. {CURE}")
-        self._observation = _stack(self.single_observation_space, rows)
-        if not _equal(_copied(self._observation), state["observation"]):
-            raise RestoreError(f"replaying its actions gave a different observation. {CURE}")
-        saved = [episode.get("checksums") for episode in episodes]
-        self._warn_of_differences(saved, checksums)
-        self._checksums.restore(checksums)
-        self._restore_log(actions)
-        if isinstance(self._env, InlineVectorEnv):
-            self._env.set_elapsed([len(a) for a in actions])  # it counts the time limits itself
+        self._observation = self._log.replay(self._env, state, self.single_observation_space)
+        if isinstance(self._env, InlineVectorEnv):  # it counts the time limits itself
+            self._env.set_elapsed(self._log.lengths())
         return wrap_arrays(self._observation)
-
-    def _replayed(self) -> list[Any]:
-        while True:
-            # In turns of seconds: each turn raises `progress`, so that a long replay does not count
-            # as hanging.
-            replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
-            self._turns += 1
-            if all(done for done, _ in replayed):
-                return [result for _, result in replayed]
-
-    def _warn_of_differences(self, saved: Sequence[Any], replayed: Sequence[Checksums]) -> None:
-        """Warn of values that a replay did not repeat; older checkpoints have no checksums."""
-        differing = [
-            {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-            for old, new in zip(saved, replayed, strict=True)
-            if old is not None
-        ]
-        if names := sorted(set().union(*differing)):
-            count = sum(map(bool, differing))
-            warnings.warn(
-                f"Replaying the running episodes of env '{self.id}' gave a different "
-                f"{', '.join(names)} in {count} of {self.num_envs} envs, so the resumed run may "
-                f"differ from an uninterrupted one (no matter for an entry that is a time). {CURE}",
-                stacklevel=2,
-            )
 
     @property
     def progress(self) -> int:
-        return self._turns
+        return self._log.turns
 
     def make_renderable(self) -> None:
         if self.env_kwargs.get("render_mode") == "rgb_array":
@@ -413,13 +333,8 @@ class GymnasiumEnv(VectorEnv):
             return limit
         return getattr(self._env.spec, "max_episode_steps", None)
 
-    def _clear_episodes(self) -> None:
-        self._actions: list[np.ndarray] = []
-        self._first_kept = 0
-        self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
-
     def _log_results(self, reward: np.ndarray, report: EnvReport | None, done: Any) -> None:
-        checksums = self._checksums
+        checksums = self._log.checksums
         if self._observation is not checksums.observation:  # another array than at the last step
             checksums.look_at(self._observation)
         view_bytes = [view.tobytes() for view in checksums.views]
@@ -428,26 +343,13 @@ class GymnasiumEnv(VectorEnv):
             checksums.fold()
 
     def _log_actions(self, actions: np.ndarray, done: np.ndarray | None) -> None:
-        self._actions.append(actions)
-        now = self._first_kept + len(self._actions)
+        log = self._log
+        log.actions.append(actions)
         if done is not None:
-            self._episode_begin[done] = now
+            log.starts[done] = log.first_kept + len(log.actions)
         # Only sometimes, because deleting from the front of a list moves all other entries.
-        if len(self._actions) % 1024 == 0:
-            oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
-            del self._actions[: oldest - self._first_kept]
-            self._first_kept = oldest
-
-    def _restore_log(self, actions: list[np.ndarray]) -> None:
-        longest = max(len(a) for a in actions)
-        self._clear_episodes()
-        # Episodes differ in length: those that began later are padded in front.
-        padded = [
-            np.concatenate([np.zeros((longest - len(a), *a.shape[1:]), a.dtype), a])
-            for a in actions
-        ]
-        self._actions = list(np.stack(padded, axis=1)) if longest else []
-        self._episode_begin = np.array([longest - len(a) for a in actions], dtype=np.int64)
+        if len(log.actions) % 1024 == 0:
+            log.trim()
 
     def _tensor_info(
         self,
@@ -519,31 +421,10 @@ def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
         env.close()
 
 
-def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
-    return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
-
-
 def _is_plain(rollout: TensorDict) -> bool:
     observation = rollout["observation"]
     return isinstance(observation, Tensor) and observation.device.type == "cpu"
 
 
-def _copied(observation: Any) -> Any:
-    return map_tree(lambda array: torch.from_numpy(array).clone(), observation)
-
-
 def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:
     return [int(s) for s in seed] if isinstance(seed, Sequence) else int(seed)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return (
-            isinstance(b, dict)
-            and a.keys() == b.keys()
-            and all(_equal(a[key], b[key]) for key in a)
-        )
-    # NaN equals NaN here.
-    return isinstance(b, Tensor) and torch.equal(a.nan_to_num(nan=1e30), b.nan_to_num(nan=1e30))

@@ -79,7 +79,7 @@ class HindsightReplay(ReplayBuffer):
         check_range("data.replay.share", share, minimum=0, maximum=1)
         self._achieved = ("observation", ACHIEVED)
         self._desired = ("observation", DESIRED)
-        specs = [self._observation.get(name) for name in (self._achieved, self._desired)]
+        specs = [self.ring.observation.get(name) for name in (self._achieved, self._desired)]
         require(
             goals is not None and specs[0] is not None and specs[0] == specs[1],
             "HindsightReplay needs a goal env, as in Gymnasium-Robotics: with the arrays "
@@ -90,8 +90,7 @@ class HindsightReplay(ReplayBuffer):
         assert goals is not None
         self._judge = goals
         self._strategy, self._share = strategy, share
-        self._ends = torch.empty(0, dtype=torch.int64)  # env * ENV_STRIDE + slot
-        self._sorted_ends, self._sorted_at = self._ends, -1
+        self._sorted_ends, self._sorted_at = torch.empty(0), -1  # env * ENV_STRIDE + slot
         self._checked = False
 
     def extend(self, rollout: TensorDict) -> None:
@@ -109,14 +108,14 @@ class HindsightReplay(ReplayBuffer):
     def _check_rewards(self, steps: int) -> None:
         """Refuse an env whose rewards differ from those of its `compute_reward`."""
         # Only the first rollout is checked: wrappers do not change later.
-        stored = self._end - self._oldest
+        stored = self.ring.end - self.ring.oldest
         first = max(0, stored - steps) * self.num_envs
-        rows = self._row(torch.arange(first, stored * self.num_envs, device=self._home))
+        rows = self.ring.row(torch.arange(first, stored * self.num_envs, device=self.ring.device))
         achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
         computed, _ = self._judge(achieved, desired)
         # Collected rewards are all 0 before the first success; relabelled ones are not.
         self.largest_new_reward = self._judge(achieved, achieved)[0].abs().amax(0, keepdim=True)
-        paid = self._ring["reward",].index_select(0, rows)
+        paid = self.ring.columns["reward",].index_select(0, rows)
         differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
         if differs.float().mean() > MOST_DIFFERENT:
             index = differs.nonzero()[0, 0]
@@ -127,30 +126,24 @@ class HindsightReplay(ReplayBuffer):
                 "compute_reward as well."
             )
 
-    def _keep_aside(self, cells: Tensor, observations: Any) -> None:
-        super()._keep_aside(cells, observations)
-        cells = cells.cpu()  # once per rollout; the list of ends is sorted on the CPU
-        ends = cells % self.num_envs * ENV_STRIDE + cells // self.num_envs
-        self._ends = torch.cat((self._ends[self._ends % ENV_STRIDE >= self._oldest], ends))
-
     # --- minibatches ---
 
     def sequences(self, *args: Any, **kwargs: Any) -> Iterator[TensorDict]:
         return Replay.sequences(self, *args, **kwargs)  # refuses
 
-    def _samples(
+    def samples(
         self, distances: Tensor, n_steps: int, gamma: float
     ) -> dict[tuple[str, ...], Tensor]:
-        fields = super()._samples(distances, n_steps, gamma)
-        draws = torch.rand(2, len(distances), generator=self._generator, device=self._home)
+        fields = super().samples(distances, n_steps, gamma)
+        draws = torch.rand(2, len(distances), generator=self._generator, device=self.ring.device)
         new = (draws[0] < self._share).nonzero().flatten()
-        rows = self._row(distances[new])
+        rows = self.ring.row(distances[new])
         goal = self._after(self._achieved, self._achieving(distances[new], draws[1, new]))
-        sums, discount, last = self._sums(rows, distances[new], n_steps, gamma, goal)
+        sums, discount, last = self.sums(rows, distances[new], n_steps, gamma, goal)
         for name, total in (sums | {("discount",): discount}).items():
             fields[name][new] = total
         if n_steps > 1:  # a sum may end earlier than with the step's own goal
-            for name in self._observation:
+            for name in self.ring.observation:
                 fields["next_observation", *name[1:]][new] = self._after(name, last)
         for key in ("observation", "next_observation"):
             fields[key, DESIRED][new] = goal
@@ -163,7 +156,7 @@ class HindsightReplay(ReplayBuffer):
             distances: [M], the samples, as distances from the oldest row.
             uniform: [M], random numbers in [0, 1).
         """
-        slots, envs = distances // self.num_envs + self._oldest, distances % self.num_envs
+        slots, envs = distances // self.num_envs + self.ring.oldest, distances % self.num_envs
         ends = self._all_ends()
         place = torch.searchsorted(ends, envs * ENV_STRIDE + slots)
         last, earliest = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE
@@ -172,7 +165,7 @@ class HindsightReplay(ReplayBuffer):
         # episode.
         further = (uniform * (last - first + 1)).long().minimum(last - first)
         # Slots count on; the rows of the ring begin again.
-        return (first + further) * self.num_envs % self._rows + envs
+        return (first + further) * self.num_envs % self.ring.rows + envs
 
     def _all_ends(self) -> Tensor:
         """Return the last step of each stored fragment, sorted by env and slot.
@@ -180,17 +173,20 @@ class HindsightReplay(ReplayBuffer):
         For each env, they include the last stored step and the one before the first.
         """
         # Sort once per rollout, not for each minibatch.
-        if self._sorted_at != self._end:
+        ring = self.ring
+        if self._sorted_at != ring.end:
+            cells = ring.aside.cells(ring.oldest)
             starts = torch.arange(self.num_envs) * ENV_STRIDE
-            bounds = starts + self._oldest - 1, starts + self._end - 1
-            ends = torch.cat((self._ends[self._ends % ENV_STRIDE >= self._oldest], *bounds))
-            self._sorted_ends, self._sorted_at = ends.sort().values.to(self._home), self._end
+            bounds = starts + ring.oldest - 1, starts + ring.end - 1
+            ends = cells % self.num_envs * ENV_STRIDE + cells // self.num_envs
+            ends = torch.cat((ends, *bounds)).sort().values
+            self._sorted_ends, self._sorted_at = ends.to(ring.device), ring.end
         return self._sorted_ends
 
-    def _earned(
+    def earned(
         self, rows: Tensor, gamma: float, goal: Any = None
     ) -> tuple[dict[tuple[str, ...], Tensor], Any, Tensor]:
-        earned, discount, terminated = super()._earned(rows, gamma)
+        earned, discount, terminated = super().earned(rows, gamma)
         if goal is not None:
             achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
             earned["reward",], ends = self._judge(achieved, goal)
@@ -201,10 +197,12 @@ class HindsightReplay(ReplayBuffer):
 
     def _after(self, name: tuple[str, ...], rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""
-        final_index = self._ring[ASIDE].index_select(0, rows)
+        ring = self.ring
+        final_index = ring.columns[ASIDE].index_select(0, rows)
         # The observation after a step is in the next slot, unless the episode ended there.
-        values = self._ring[name].index_select(0, (rows + self.num_envs).remainder_(self._rows))
+        next_rows = (rows + self.num_envs).remainder_(ring.rows)
+        values = ring.columns[name].index_select(0, next_rows)
         ends = (final_index >= 0).nonzero().flatten()
         if len(ends):
-            values[ends] = self._aside.get(name, final_index[ends])
+            values[ends] = ring.aside.get(name, final_index[ends])
         return values
