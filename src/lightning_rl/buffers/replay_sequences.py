@@ -41,7 +41,12 @@ class SequenceSampler:
         n_steps: int,
         gather: Gather,
     ) -> Iterator[TensorDict]:
-        """Draw `count` minibatches of S sequences of L steps; `gather` sums up to n rewards."""
+        """Draw minibatches; the arguments are those of `Replay.sequences`, but for `gather`.
+
+        Raises:
+            ConfigurationError: if the rollouts have no state.
+            RuntimeError: if there is no sequence.
+        """
         ring = self._ring
         require(
             STATE in ring.columns,

@@ -57,6 +57,7 @@ JOINS: Column = ("joins",)
 """Stored with the state: whether the step continues the previous slot's stream of episodes."""
 
 Specs = dict[Column, FieldSpec]
+"""Shape of one step of one env, and dtype, of each column."""
 
 
 class TransitionRing:
@@ -156,7 +157,7 @@ class TransitionRing:
         return max(self.begin, self.end - self.slots)
 
     def stored_slots(self) -> Tensor:
-        """Return the indices of the stored slots in `by_slot`, the oldest first."""
+        """Return the places [S] of the stored slots in `by_slot`, the oldest first."""
         return torch.arange(self.oldest, self.end, device=self.device) % (self.slots + 1)
 
     def row(self, distances: Tensor) -> Tensor:
