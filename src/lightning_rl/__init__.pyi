@@ -94,6 +94,9 @@ from lightning_rl.extensions.checks.check_env import (
 from lightning_rl.extensions.checks.checking import (
     check as check,
 )
+from lightning_rl.extensions.datasets.dataset_statistics import (
+    DatasetStatistics as DatasetStatistics,
+)
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector as DatasetCollector
 from lightning_rl.extensions.datasets.episode import Episode as Episode
 from lightning_rl.extensions.datasets.episode import Episodes as Episodes

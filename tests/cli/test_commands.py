@@ -855,9 +855,7 @@ WHOLE = [
     ("--model.max_grad_norm much", "model.max_grad_norm must be a number or null, got 'much'."),
     (
         "--data.env.env_id CartPole-v1",
-        "Unknown setting 'env_id' of GymnasiumEnv; here it is data.env.id, of --data.env GymnasiumEnv. It has id, "
-        "env_kwargs, vectorization, wrappers, clip_action, executed_action_key, "
-        "intervened_key.",
+        "Unknown setting 'env_id' of GymnasiumEnv; here it is --data.env.id, of --data.env GymnasiumEnv.",
     ),
     (
         "--model my_mod.Nope",

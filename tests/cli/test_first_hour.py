@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import lightning_rl
 from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import first_check
 from lightning_rl.cli.names import counterpart, foreign_libraries
@@ -32,7 +33,7 @@ TYPED = {
     PPO + "--model.policy.critic_hidden_dims [256]": ["critic_hidden_dims", "model.policy.critic_hidden_sizes"],
     PPO + "--empirical_normalization true": ["empirical_normalization", "model.policy.normalize_observation"],
     PPO + "--model.policy.empirical_normalization true": ["model.policy.normalize_observation"],
-    PPO + "--model.policy.class_name ActorCritic": ["class_name", "class_path", "init_args"],
+    PPO + "--model.policy.class_name ActorCritic": ["class_name", "--model.policy ActorCritic", "class_path"],
     PPO + "--model.policy ActorCriticRecurrent": ["ActorCriticRecurrent", "rsl_rl", "ActorCritic", "--model.policy.memory LSTM"],
     PPO + "--model OnPolicyRunner": ["OnPolicyRunner", "rsl_rl", "PPO"],
     PPO + "--runner.save_interval 50": ["save_interval", "trainer.checkpoint_every_n_iterations"],
@@ -89,6 +90,33 @@ TYPED = {
     PPO + "collector.total_frames=1000": ["collector.total_frames", "data.total_env_steps"],
     PPO + "--optim.lr 3e-4": ["optim.lr", "model.learning_rate"],
     PPO + "--loss.ppo_epochs 10": ["loss.ppo_epochs", "model.n_epochs"],
+    # Switches without a value, other sections, the names of classes, settings of other algorithms
+    PPO + "--headless": ["headless", "none here", "rl-cli play"],
+    "--task Isaac-Ant-v0 --headless --num_envs 64": ["task", "--data.env TensorSimulator --data.env.make"],
+    PPO + "--resume": ["resume", "--ckpt_path last"],
+    PPO + "--algo ppo": ["algo", "--model PPO"],
+    "--algo PPO": ["algo", "--model PPO"],
+    PPO + "--policy.type=sac": ["policy.type", "--model SAC --model.policy SquashedActorCritic"],
+    PPO + "--policy=act": ["policy", "--model.policy LeRobotPolicy --model.policy.path"],
+    PPO + "--policy.use_vae false": ["policy.use_vae", "--model.policy.overrides '{use_vae: ...}'"],
+    PPO + "--policy.kl_weight 10": ["policy.kl_weight", "policy is --model.policy"],
+    PPO + "--algorithm.class_name PPO": ["algorithm.class_name", "--model PPO", "class_path: PPO"],
+    PPO + "--model.name grpo": ["name", "PPO", "--model GRPO"],
+    PPO + "--logger wandb": ["logger", "--trainer.logger WandbLogger"],
+    PPO + "--trainer.logger wandb": ["wandb", "--trainer.logger WandbLogger"],
+    PPO + "--env.type pusht": ["env.type", "--data.env GymnasiumEnv --data.env.id gym_pusht:gym_pusht/PushT-v0"],
+    PPO + "--data.env Isaac-Ant-v0": ["Isaac-Ant-v0", "--data.env GymnasiumEnv --data.env.id my_module:Isaac-Ant-v0"],
+    PPO + "--model.policy lerobot/smolvla_base": ["lerobot/smolvla_base", "LeRobotPolicy", "--model.policy.path"],
+    PPO + "--algorithm.cfg.group_size 4": ["algorithm.cfg.group_size", "--model.group_size"],
+    PPO + "--model.cfg.gamma 0.9": ["cfg", "--model.gamma"],
+    PPO + "--trainer.learning_env.id Task": ["learning_env", "--data.env.id"],
+    PPO + "--model.algorithm.clip_param 0.2": ["algorithm", "--model.clip_coef"],
+    PPO + "--data.scene.num_envs 64": ["scene", "--data.num_envs"],
+    PPO + "agent.max_iterations=100": ["agent.max_iterations", "--data.total_env_steps"],
+    PPO + "--robot.port /dev/tty0": ["robot.port", "lightning_rl/Robot-v0"],
+    PPO + "--trainer.callbacks+=DatasetStatistics --trainer.callbacks.pth x": ["pth", "DatasetStatistics", "trainer.callbacks.path"],
+    PPO + "--model.utd_ratio 2": ["utd_ratio", "--model.updates_per_env_step", "of SAC and others, not of PPO"],
+    SAC + "--model.num_learning_epochs 5": ["num_learning_epochs", "--model.n_epochs", "not of SAC"],
 }  # fmt: skip
 
 
@@ -148,30 +176,59 @@ def test_a_config_of_another_library_is_one_message_that_names_the_page(
     assert (ROOT / page).is_file()
 
 
-def test_every_counterpart_exists():
-    """The first word of a text is a setting here, an option, or `none:`."""
+@pytest.mark.parametrize(
+    ("typed", "holds"),
+    {
+        "train.py --task Isaac-Ant-v0": ["train.py", "here it is fit"],
+        "lerobot-train --policy.type act": ["lerobot-train", "here it is fit"],
+        "embodichain train-rl": ["embodichain", "here it is fit"],
+        "record --dataset.repo_id me/demos": ["dataset.repo_id", "--path DIRECTORY"],
+        "validate --policy.path me/act": ["policy.path", "--ckpt_path"],
+        "play --task Isaac-Ant-v0": ["task", "--ckpt_path"],
+    }.items(),
+)
+def test_subcommands_answer_for_their_own_options(typed, holds):
+    with refused(names=tuple(holds)):
+        first_check(typed.split())
+
+
+def test_every_counterpart_exists(names):  # noqa: F811  # a fixture
+    """Each text begins with an option, and each option and class in it exists, or it is `none:`."""
     settings = {
         f"{path}.{name}"
         for path, cls in checking.configurable()
         for name in checking.parameters_of(cls)
     }
-    settings |= {*checking.kinds_of("fit"), "class_path", "model.init_args"}
+    settings |= {*checking.kinds_of("fit"), "video"}
     below = (
         "trainer.video.",
         "trainer.logger.",
         "trainer.machine.",
         "data.env.env_kwargs.",
+        "data.env.wrappers.",
+        "trainer.callbacks.",
         "data.replay.online.",
         "data.replay.offline.",
     )
+    settings |= {name for options in names["options"].values() for name in options}
+    classes = {name for family in names["families"].values() for name in family["classes"]}
+    classes |= {*lightning_rl.__all__, "DIRECTORY", "PATH", "FILE", "NAME", "CHECKPOINT"}
     unknown = [
-        (library, name, target)
-        for library, content in foreign_libraries().items()
-        for name, text in content["settings"].items()
-        if (target := re.split("[ ,:;]", text)[0]) not in settings
-        and not target.startswith(("none", "--", *below))
+        (name, option, cls)
+        for content in foreign_libraries().values()
+        for name, text in (content["settings"] | content["classes"]).items()
+        for option, cls in re.findall(
+            r"--([\w.]+)\+? ?\[?((?:[A-Z]\w*[a-z]\w*|[A-Z]{3,4}\d?)\b)?", text
+        )
+        if (option not in settings and not option.startswith(below)) or (cls and cls not in classes)
     ]
     assert not unknown
+    assert not [
+        text
+        for content in foreign_libraries().values()
+        for text in (content["settings"] | content["classes"]).values()
+        if not text.startswith(("--", "none: ", "class_path", "data and trainer: "))
+    ]
 
 
 NOT_ASKED_FOR = {"learn", "make_env", "make_vec_env", "name", "output_dir", "learning_starts"}

@@ -36,12 +36,6 @@ class Unregistered(gymnasium.Env): pass
 gymnasium.register("Mine-v0", Registered)
 """
 
-OF_PPO = (
-    "It has policy, gae_lambda, clip_coef, clip_value_loss, normalize_advantage, ent_coef, vf_coef, "
-    "critic_warmup_iterations, lr_schedule, desired_kl, n_epochs, batch_size, gamma, normalize_reward, target_kl, "
-    "off_policy_correction, behavior_weight_cap, sequence_length, burn_in, learning_rate, max_grad_norm, optimizer, "
-    "max_nonfinite_steps, compile."
-)
 POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
     "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, ResidualActorCritic, "
@@ -81,11 +75,11 @@ TYPED = {
     "sweep --config ppo.yaml --sweep sweep.yaml": "sweep.yaml has an unknown setting 'model.lr'. Put settings of the "
     "trials below space: space: {model.lr: [...]}. A sweep has seeds, space, search, search_args, trials, first, "
     "pruner, pruner_args, score, jobs, seed.",
-    "sweep --config ppo.yaml --sweep space.yaml": f"Unknown setting 'lr' of PPO; here it is model.learning_rate. {OF_PPO}",
-    f"{PPO_YAML} --model.n_steps 128": f"Unknown setting 'n_steps' of PPO; here it is data.buffer_size. {OF_PPO}",
-    f"{PPO_YAML} --total_timesteps 1000": "Unknown setting 'total_timesteps'; here it is data.total_env_steps.",
-    f"{PPO_YAML} --seed 3": "Unknown setting 'seed'; here it is seed_everything.",
-    f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
+    "sweep --config ppo.yaml --sweep space.yaml": "Unknown setting 'lr' of PPO; here it is --model.learning_rate.",
+    f"{PPO_YAML} --model.n_steps 128": "Unknown setting 'n_steps' of PPO; here it is --data.buffer_size.",
+    f"{PPO_YAML} --total_timesteps 1000": "Unknown setting 'total_timesteps'; here it is --data.total_env_steps.",
+    f"{PPO_YAML} --seed 3": "Unknown setting 'seed'; here it is --seed_everything.",
+    f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} --model.policy ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
     f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, but SAC does not take it; it "
     "takes GripperActorCritic, NoiseActorCritic, ResidualActorCritic, SquashedActorCritic, SteeredActorCritic.",

@@ -88,7 +88,13 @@ def resolved_options(
 
     `allowed` are the options of the subcommand; empty if they are not known.
     """
-    resolved = [_resolved(option) for option in normalize_options(options)]
+    try:
+        resolved = [_resolved(option) for option in normalize_options(options)]
+    except UsageError:
+        # `--headless` without a value is a wrong name above all.
+        if allowed:
+            check_names(subcommand, options, allowed)
+        raise
     checkpoint, config = value_of("--ckpt_path", resolved), value_of("--config", resolved)
     requirement = ""
     if checkpoint is None and subcommand not in TRAINS:

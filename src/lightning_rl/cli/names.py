@@ -1,6 +1,7 @@
 """Messages on names that do not exist: the name here of a foreign setting, and close matches."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -35,27 +36,52 @@ def foreign_libraries() -> dict[str, dict[str, Any]]:
     return libraries
 
 
+CLASS_KEYS = ("algo", "algorithm", "class_name", "logger", "model", "name", "policy", "type")
+"""Settings of other libraries whose value names a class."""
+
+
 def counterpart(path: str, kind: str = "settings", library: str | None = None) -> str:
     """Return what a name of other libraries, or of one, is here: `"; here it is ..."`, or "".
 
-    The longest end of the path that a library has decides, or else its longest beginning.
+    The longest end of the path that a library has decides.
     """
-    for name in _parts(path):
-        meanings: dict[str, tuple[str, list[str]]] = {}
-        for other, content in foreign_libraries().items():
-            meaning = content[kind].get(name)
-            if meaning and library in (None, other):
-                # Libraries often mean the same setting: the first word decides.
-                target = meaning.split()[0].rstrip(":,;")
-                meanings.setdefault(target, (meaning, []))[1].append(other)
-        if len(meanings) == 1:
-            meaning = next(iter(meanings.values()))[0]
-            # A name without a counterpart says so: `none: ...`.
-            reason = meaning.removeprefix("none: ")
-            return f"; {'here it is' if reason == meaning else 'there is none here:'} {reason}"
-        if meanings:
-            texts = (f"{text} ({' and '.join(names)})" for text, names in meanings.values())
-            return f"; here it is {', or '.join(texts)}"
+    parts = path.replace("-", "_").split(".")
+    return next(filter(None, (_meaning(parts[i:], kind, library) for i in range(len(parts)))), "")
+
+
+def _meaning(parts: list[str], kind: str, library: str | None) -> str:
+    name, meanings = ".".join(parts), dict[str, tuple[str, list[str]]]()
+    for other, content in foreign_libraries().items():
+        meaning = content[kind].get(name)
+        if meaning and library in (None, other):
+            # Libraries often mean the same setting: the first word decides.
+            target = meaning.split()[0].rstrip(":,;")
+            meanings.setdefault(target, (meaning, []))[1].append(other)
+    if len(meanings) > 1:
+        texts = (f"{text} ({' and '.join(names)})" for text, names in meanings.values())
+        return f"; here it is {', or '.join(texts)}"
+    for meaning, _ in meanings.values():
+        # A name without a counterpart says so: `none: ...`.
+        reason = meaning.removeprefix("none: ")
+        return f"; {'here it is' if reason == meaning else 'there is none here:'} {reason}"
+    return ""
+
+
+def setting_here(path: str, value: Any, library: str | None = None) -> str:
+    """Return what a setting of other libraries is here, or the class that its value names."""
+    name = path.rpartition(".")[2]
+    is_class = name in CLASS_KEYS and isinstance(value, str)
+    return (is_class and counterpart(value, "classes", library)) or counterpart(
+        path, library=library
+    )
+
+
+def section_here(path: str, library: str | None = None) -> str:
+    """Return what the longest known beginning of a setting's path is here, or ""."""
+    parts = path.replace("-", "_").split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if note := counterpart(".".join(parts[:end]), library=library):
+            return note.replace("here it is", f"here {parts[end - 1]} is")
     return ""
 
 
@@ -63,10 +89,12 @@ def foreign_config(tree: Mapping[str, Any]) -> str | None:
     """Return the message on a config of another library, or None for a config of this one."""
     if "model" in tree or "data" in tree:
         return None
-    paths = list(_paths(tree, ""))
+    settings = list(_settings(tree, ""))
     lines = {
         library: [
-            f"\n  {path}{note}" for path in paths if (note := counterpart(path, library=library))
+            f"\n  {path}{note.replace('; here it is', ':')}"
+            for path, value in settings
+            if (note := setting_here(path, value, library) or section_here(path, library))
         ]
         for library in foreign_libraries()
     }
@@ -98,33 +126,45 @@ def unknown_setting(
         settable: names that the holder has.
         places: path, class and settings of each class that a config may name.
     """
-    field = f"{path}.{name}".lstrip(".")
+    field, places = f"{path}.{name}".lstrip("."), list(places)
     if path == "trainer" and name in ELSEWHERE:
         return f"{field} has no effect here: {ELSEWHERE[name]}."
     # The first setting inside a mapping tells which library has it.
-    leaf = next(_paths(value, field))
-    note = counterpart(leaf)
+    leaf, leaf_value = next(_settings(value, field))
+    cure = (
+        _class_here(leaf, leaf_value, places)
+        or setting_here(leaf, leaf_value)
+        or _same_name(leaf, places)
+        # A path here may begin like one of another library: `model.optimizer`.
+        or (counterpart(field) if owner else section_here(leaf))
+    )
+    if cure and not owner:
+        return f"Unknown setting '{leaf}'{cure}."
+    if cure:
+        return f"Unknown setting '{name}' of {owner}{cure}{_holders(cure, path, owner, places)}."
     if not owner:
-        if note:
-            return f"Unknown setting '{leaf}'{note}."
         matches = _matches(name, places, settable)
         return f"Unknown setting '{field}'{matches or '; rl-cli fit --help lists the settings'}."
     # Close matches in the same section come before those elsewhere.
-    note = note or _matches(name, [(path, owner, settable)]) or _matches(name, places)
-    return f"Unknown setting '{name}' of {owner}{note}. It has {', '.join(settable)}."
+    matches = _matches(name, [(path, owner, settable)]) or _matches(name, places)
+    return f"Unknown setting '{name}' of {owner}{matches}. It has {', '.join(settable)}."
 
 
 def unknown_class(name: str, path: str, names: list[str]) -> str:
     """Return the message on a class that does not exist; `names` are the classes of its kind."""
     head = f"'{name}' for {path}"
-    if note := counterpart(name, "classes"):
+    # A name of the Hub begins with its owner: `lerobot/smolvla_base`.
+    foreign = name.partition("/")[0]
+    if note := counterpart(foreign, "classes"):
         homes = [
-            other for other, content in foreign_libraries().items() if name in content["classes"]
+            other for other, content in foreign_libraries().items() if foreign in content["classes"]
         ]
         return f"{head} is a class of {' and '.join(homes)}{note}."
-    if path.endswith("env") and name in gymnasium.registry:
+    if path.endswith("env") and (name in gymnasium.registry or re.search(r"-v\d+$", name)):
+        module = "" if name in gymnasium.registry else "my_module:"
         return (
-            f"{head} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."
+            f"{head} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id "
+            f"{module}{name}{', of the module that registers it' if module else ''}."
         )
     allowed = f"known here: {', '.join(names)}; " if len(names) <= MOST_NAMES else "give its name, "
     return (
@@ -143,19 +183,46 @@ def known_classes(names: list[str]) -> str:
     return f"; known here: {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else ""
 
 
-def _parts(path: str) -> Iterator[str]:
-    """Yield the ends of a path such as `policy.actor.dims`, longest first, then its beginnings."""
-    parts = path.replace("-", "_").split(".")
-    yield from (".".join(parts[i:]) for i in range(len(parts)))
-    yield from (".".join(parts[:i]) for i in range(len(parts) - 1, 0, -1))
-
-
-def _paths(value: Any, path: str) -> Iterator[str]:
+def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each setting in a mapping."""
     if isinstance(value, Mapping) and value:
         for name, below in value.items():
-            yield from _paths(below, f"{path}.{name}".lstrip("."))
+            yield from _settings(below, f"{path}.{name}".lstrip("."))
     else:
-        yield path
+        yield path, value
+
+
+Places = Sequence[tuple[str, str, Iterable[str]]]
+"""Path, class and settings of each class that a config may name."""
+
+
+def _class_here(leaf: str, value: Any, places: Places) -> str:
+    """Return how a class of this package is named, which a setting such as `type` names."""
+    if leaf.rpartition(".")[2] in CLASS_KEYS:
+        for path, cls, _ in places:
+            if value == cls:
+                return f"; here it is --{path} {cls}, in YAML class_path: {cls}"
+    return ""
+
+
+def _same_name(leaf: str, places: Places) -> str:
+    """Return where a setting of this very name is."""
+    name = leaf.rpartition(".")[2]
+    holders: dict[str, list[str]] = {}
+    for path, cls, settings in places:
+        if name in settings and path != "trainer" and f"{path}.{name}" != leaf:
+            holders.setdefault(f"{path}.{name}", []).append(cls)
+    options = [f"--{_of(path, classes)}" for path, classes in holders.items()]
+    return f"; here it is {', or '.join(options)}" if options else ""
+
+
+def _holders(cure: str, path: str, owner: str, places: Places) -> str:
+    """Return `", of PPO and others, not of SAC"` if a class lacks the setting of a cure."""
+    section, _, name = cure.removeprefix("; here it is --").split()[0].rstrip(",").rpartition(".")
+    classes = [cls for place, cls, settings in places if place == path and name in settings]
+    if section != path or not classes or owner in classes:
+        return ""
+    return f", of {_few(classes)}, not of {owner}"
 
 
 def _matches(
@@ -180,4 +247,8 @@ def _of(path: str, classes: list[str]) -> str:
     """Return the path of a setting, and which classes have it, if not all at this path."""
     if path.count(".") < 2 and not path.startswith("model."):
         return path
-    return f"{path} of {' and '.join(classes if len(classes) < 3 else [classes[0], 'others'])}"
+    return f"{path} of {_few(classes)}"
+
+
+def _few(classes: list[str]) -> str:
+    return " and ".join(classes if len(classes) < 3 else [classes[0], "others"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl.checkpoints.registry import present_settings
-from lightning_rl.cli.names import counterpart, foreign_config
+from lightning_rl.cli.names import counterpart, foreign_config, section_here, setting_here
 from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.files import read_text
 from lightning_rl.system.plain_yaml import read_yaml
@@ -202,12 +202,14 @@ def no_option(text: str) -> UsageError:
 def check_names(subcommand: str, options: Sequence[str], names: Mapping[str, Any]) -> None:
     """Refuse unknown options, with close matches."""
     for option in options:
-        name = option.partition("=")[0][2:].rstrip("+")
+        flag, _, value = option.partition("=")
+        name = flag[2:].rstrip("+")
         if not option.startswith("--") or name == "help":
             continue
         if not any(f"{name}.".startswith(f"{option_name}.") for option_name in names):
+            cure = setting_here(f"{subcommand}.{name}", value) or section_here(name)
             raise UsageError(
-                f"{subcommand} has no option --{name}{counterpart(name) or closest(name, names)}. "
+                f"{subcommand} has no option --{name}{cure or closest(name, names)}. "
                 f"rl-cli {subcommand} --help lists them."
             )
 
