@@ -52,7 +52,7 @@ ROOMS = (
 """Each room imports from rows above its own only, so that rooms form no circle."""
 
 LEVELS = {room: level for level, row in enumerate(ROOMS) for room in row.split()}
-OUTSIDE = ("__init__", "__main__", "extend")
+OUTSIDE = ("__init__", "__main__", "extend", "kwargs")
 
 
 def none(offenders, rule=""):
@@ -100,7 +100,8 @@ def where_defined(home, name):
     stub = home.with_suffix(".pyi")
     if stub.exists() or home.name == "__init__.py":
         for node in tree(stub if stub.exists() else home).body:
-            if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
+            names = {one.name for one in node.names} if isinstance(node, ast.ImportFrom) else ()
+            if name in names and node.module in MODULES:
                 return where_defined(MODULES[node.module], name)
     return home
 
@@ -149,7 +150,7 @@ def test_the_core_imports_no_extension():
     )
 
 
-TIERS = ("lightning_rl", "lightning_rl.functional", "lightning_rl.extend")
+TIERS = ("lightning_rl", "lightning_rl.functional", "lightning_rl.extend", "lightning_rl.kwargs")
 MOST_NAMES_FOR_EXTENSIONS = 218
 
 

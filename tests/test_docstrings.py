@@ -20,6 +20,7 @@ INTERNAL = (
     "__main__.py",
     "cli/*",
     "extend/*",
+    "kwargs.py",
     "extensions/*command.py",
     "system/[!efms]*",
     "system/moved.py",

@@ -1,7 +1,5 @@
 """Soft actor-critic for discrete actions."""
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -13,6 +11,7 @@ from lightning_rl.functional import (
     min_of_subset,
     temperature_loss,
 )
+from lightning_rl.kwargs import DiscreteSACKwargs, Unpack
 from lightning_rl.policies import DiscreteActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
 
@@ -40,7 +39,11 @@ class DiscreteSAC(SoftActorCritic):
     actor_forwarded_scalars = ("entropy", "target_entropy")
 
     def __init__(
-        self, policy: DiscreteActorCritic, *, target_entropy_share: float = 0.5, **kwargs: Any
+        self,
+        policy: DiscreteActorCritic,
+        *,
+        target_entropy_share: float = 0.5,
+        **kwargs: Unpack[DiscreteSACKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         check_range("target_entropy_share", target_entropy_share, minimum=0, below=1)

@@ -1,7 +1,6 @@
 """Deep Q-learning for discrete actions."""
 
 import copy
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -10,6 +9,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, make_target_network
 from lightning_rl.functional import double_q_target
+from lightning_rl.kwargs import DQNKwargs, Unpack
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import QPolicy
 from lightning_rl.policies.distributions.base import widened
@@ -56,7 +56,7 @@ class DQN(OffPolicyAlgorithm):
         exploration_initial: float = 1.0,
         exploration_final: float = 0.05,
         exploration_fraction: float = 0.1,
-        **kwargs: Any,
+        **kwargs: Unpack[DQNKwargs],
     ) -> None:
         name = type(self).__name__
         require(

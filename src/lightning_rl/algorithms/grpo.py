@@ -1,6 +1,6 @@
 """Group relative policy optimization (GRPO), without a critic."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -19,6 +19,7 @@ from lightning_rl.functional import (
     kl_penalty,
 )
 from lightning_rl.functional.advantages import reversed_scan
+from lightning_rl.kwargs import GRPOKwargs, Unpack
 from lightning_rl.policies import ActorCritic, Policy
 from lightning_rl.rollout.contract import add_transition_field, discount_of, env_steps
 from lightning_rl.system import ranks
@@ -77,7 +78,7 @@ class GRPO(OnPolicyAlgorithm):
         clip_high: float | None = None,
         kl_coef: float = 0.0,
         ent_coef: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[GRPOKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         require(

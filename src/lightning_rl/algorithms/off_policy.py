@@ -17,6 +17,7 @@ from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.functional import shift_pictures
+from lightning_rl.kwargs import OffPolicyAlgorithmKwargs, Unpack
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.networks.encoders import picture_keys
@@ -79,7 +80,7 @@ class OffPolicyAlgorithm(Algorithm):
         random_shift: int = 0,
         sequence_length: int | None = None,
         burn_in: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[OffPolicyAlgorithmKwargs],
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
         check_sequences(policy, sequence_length, burn_in)

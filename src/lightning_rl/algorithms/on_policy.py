@@ -24,6 +24,7 @@ from lightning_rl.algorithms.sequence_sampler import (
     SequenceSampler,
     most_minibatches,
 )
+from lightning_rl.kwargs import OnPolicyAlgorithmKwargs, Unpack
 from lightning_rl.optim.update import LearningRateSchedule, Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
@@ -87,7 +88,7 @@ class OnPolicyAlgorithm(Algorithm):
         behavior_weight_cap: float = 2.0,
         sequence_length: SequenceLength = None,
         burn_in: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[OnPolicyAlgorithmKwargs],
     ) -> None:
         super().__init__(policy, batch_size=batch_size, **kwargs)
         check_sequences(policy, sequence_length, burn_in)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -22,6 +22,7 @@ from lightning_rl.functional import (
     value_loss,
     vtrace,
 )
+from lightning_rl.kwargs import PPOKwargs, Unpack
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import add_transition_field, discount_of
 from lightning_rl.system import ranks
@@ -63,7 +64,7 @@ class PPO(OnPolicyAlgorithm):
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
         critic_warmup_iterations: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[PPOKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         require(

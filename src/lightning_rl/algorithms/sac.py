@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import QAlgorithm
 from lightning_rl.functional import random_subsets, soft_policy_loss, temperature_loss
+from lightning_rl.kwargs import SACKwargs, Unpack
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import QActorCritic, SquashedActorCritic
 from lightning_rl.system.errors import check_range
@@ -135,7 +136,7 @@ class SAC(SoftActorCritic):
         policy: SquashedActorCritic,
         *,
         target_entropy: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SACKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         dimensions = policy.distribution.size

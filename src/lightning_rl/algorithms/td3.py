@@ -1,13 +1,13 @@
 """Twin delayed deep deterministic policy gradients (TD3)."""
 
 import copy
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import QAlgorithm, make_target_network
+from lightning_rl.kwargs import TD3Kwargs, Unpack
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
@@ -40,7 +40,7 @@ class TD3(QAlgorithm):
         policy_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
-        **kwargs: Any,
+        **kwargs: Unpack[TD3Kwargs],
     ) -> None:
         super().__init__(policy, policy_delay=policy_delay, **kwargs)
         check_range("target_noise", target_noise, minimum=0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 
+from lightning_rl.kwargs import ActorCriticKwargs, ActorOnlyKwargs, Unpack
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.policies.networks.encoders import EncoderFactory
 from lightning_rl.policies.networks.perceptron import mlp
@@ -41,7 +42,7 @@ class ActorOnly(PerceptronPolicy):
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         rescale_action: bool = True,
         noise_correlation: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[ActorOnlyKwargs],
     ) -> None:
         distribution = distribution_for(
             action_space,
@@ -86,7 +87,7 @@ class ActorCritic(ActorOnly):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[ActorCriticKwargs],
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
         # After the actor: the initial weights depend on the order of construction.

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.kwargs import DiscreteActorCriticKwargs, Unpack
 from lightning_rl.policies.distributions.base import Categorical
 from lightning_rl.policies.networks.perceptron import Normalization
 from lightning_rl.policies.networks.q_networks import QEnsemble, refuse_batch
@@ -41,7 +42,7 @@ class DiscreteActorCritic(QActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         critic_normalization: Normalization = "none",
-        **kwargs: Any,
+        **kwargs: Unpack[DiscreteActorCriticKwargs],
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),

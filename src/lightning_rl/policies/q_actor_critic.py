@@ -9,6 +9,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.kwargs import (
+    DeterministicActorCriticKwargs,
+    QActorCriticKwargs,
+    SquashedActorCriticKwargs,
+    Unpack,
+)
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.distributions.gaussians import (
     NoisyTanh,
@@ -73,7 +79,7 @@ class QActorCritic(PerceptronPolicy):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[QActorCriticKwargs],
     ) -> None:
         super().__init__(
             observation_space,
@@ -216,7 +222,7 @@ class SquashedActorCritic(QActorCritic):
         *,
         log_std_bounds: tuple[float, float] = (-20.0, 2.0),
         noise_correlation: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[SquashedActorCriticKwargs],
     ) -> None:
         # The distribution refuses action spaces without finite bounds.
         distribution = StateStdTanhGaussian(action_space, log_std_bounds, noise_correlation)
@@ -255,7 +261,7 @@ class DeterministicActorCritic(QActorCritic):
         *,
         exploration_std: float = 0.1,
         noise_correlation: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[DeterministicActorCriticKwargs],
     ) -> None:
         distribution = NoisyTanh(action_space, exploration_std, noise_correlation)
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)

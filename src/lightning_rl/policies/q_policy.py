@@ -8,6 +8,7 @@ import gymnasium
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.kwargs import QPolicyKwargs, Unpack
 from lightning_rl.policies.distributions.exploring import Exploration, ExploringCategorical
 from lightning_rl.policies.networks.perceptron import Initialization, Network, Normalization, mlp
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
@@ -71,7 +72,7 @@ class QPolicy(PerceptronPolicy):
         actor_normalization: Normalization = "none",
         network: Network = "perceptron",
         initialization: Initialization = "fan_in",
-        **kwargs: Any,
+        **kwargs: Unpack[QPolicyKwargs],
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),

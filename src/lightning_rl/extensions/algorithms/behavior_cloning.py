@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -38,6 +38,7 @@ from lightning_rl.extensions.algorithms.teacher import Teacher
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION
 from lightning_rl.functional import advantage_weight
+from lightning_rl.kwargs import BehaviorCloningKwargs, Unpack
 
 MOST_WEIGHT = 20.0
 """Largest weight of a step, before scaling to mean 1."""
@@ -104,7 +105,7 @@ class BehaviorCloning(Algorithm):
         teacher_key: str | None = None,
         teacher_env_steps: int = 0,
         trust_code: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[BehaviorCloningKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         check_sequences(policy, sequence_length, burn_in)

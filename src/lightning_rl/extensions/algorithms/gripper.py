@@ -14,6 +14,7 @@ from lightning_rl import SquashedActorCritic
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import RNG, mlp, noise_for, refuse_batch, widened
 from lightning_rl.extend.spaces import StructuredActions
+from lightning_rl.kwargs import GripperActorCriticKwargs, Unpack
 
 CLOSE, STAY, OPEN = 0, 1, 2
 """Commands of a gripper: minimum, middle and maximum of the last action dimension.
@@ -57,7 +58,7 @@ class GripperActorCritic(SquashedActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         critic_normalization: Literal["none", "layer", "rms"] = "none",
-        **kwargs: Any,
+        **kwargs: Unpack[GripperActorCriticKwargs],
     ) -> None:
         refuse_batch(critic_normalization, "an arm with a gripper")
         arm, commands = _parts(action_space)

@@ -1,7 +1,6 @@
 """SAC for an arm, with a discrete critic for its gripper."""
 
 import copy
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -12,6 +11,7 @@ from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extensions.algorithms.gripper import GripperActorCritic
 from lightning_rl.functional import double_q_target
+from lightning_rl.kwargs import GripperSACKwargs, Unpack
 
 
 class GripperSAC(SAC):
@@ -43,7 +43,7 @@ class GripperSAC(SAC):
         policy: GripperActorCritic,
         *,
         gripper_learning_rate: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[GripperSACKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         check_range("gripper_learning_rate", gripper_learning_rate, above=0)

@@ -12,6 +12,7 @@ from lightning_rl import ConfigurationError, Replay, ReplayBuffer
 from lightning_rl.extend.algorithms import ASIDE
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import GoalFunction
+from lightning_rl.kwargs import HindsightReplayKwargs, Unpack
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 """Keys of a goal env's observation."""
@@ -72,7 +73,7 @@ class HindsightReplay(ReplayBuffer):
         goals: GoalFunction | None = None,
         strategy: Strategy = "future",
         share: float = 0.8,
-        **kwargs: Any,
+        **kwargs: Unpack[HindsightReplayKwargs],
     ) -> None:
         spaces = observation_space, action_space
         super().__init__(*spaces, num_envs, device, seed, goals=goals, **kwargs)

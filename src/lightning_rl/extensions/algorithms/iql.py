@@ -23,6 +23,7 @@ from lightning_rl.extend.policies import mlp, widened
 from lightning_rl.extend.rollout import add_transition_field, next_observations
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
+from lightning_rl.kwargs import DatasetActorCriticKwargs, IQLKwargs, Unpack
 
 
 class DatasetActorCritic(Algorithm):
@@ -78,7 +79,7 @@ class DatasetActorCritic(Algorithm):
         tau: float = 0.005,
         actions_within: float = 0.99,
         max_grad_norm: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DatasetActorCriticKwargs],
     ) -> None:
         name = type(self).__name__
         check_q_policy(name, policy, SquashedActorCritic)
@@ -271,7 +272,7 @@ class IQL(DatasetActorCritic):
         *,
         expectile: float = 0.7,
         value_hidden_sizes: Sequence[int] = (256, 256),
-        **kwargs: Any,
+        **kwargs: Unpack[IQLKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         check_range("expectile", expectile, minimum=0.5, below=1)

@@ -1,7 +1,5 @@
 """SAC on the initial noise of a frozen flow policy, with critics of actions (DSRL-NA)."""
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -9,6 +7,7 @@ from torch import Tensor
 from lightning_rl import SAC, QActorCritic
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extensions.algorithms.steering import SteeredActorCritic
+from lightning_rl.kwargs import NoiseSACKwargs, Unpack
 
 
 class NoiseSAC(SAC):
@@ -33,7 +32,7 @@ class NoiseSAC(SAC):
     policy_kind: type[QActorCritic] = SteeredActorCritic
     undelayed_objectives = ("critic", "noise_critic")
 
-    def __init__(self, policy: SteeredActorCritic, **kwargs: Any) -> None:
+    def __init__(self, policy: SteeredActorCritic, **kwargs: Unpack[NoiseSACKwargs]) -> None:
         super().__init__(policy, **kwargs)
 
     def configure_objectives(self) -> list[Objective]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_rl import ConfigurationError, Encoder, PerceptronEncoder, SquashedActorCritic
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RNG, PolicyFactory, frozen_policy, noise_for
+from lightning_rl.kwargs import ResidualActorCriticKwargs, Unpack
 
 BASE_ACTION = "base_action"
 """Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""
@@ -70,7 +71,7 @@ class ResidualActorCritic(SquashedActorCritic):
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
         trust_code: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[ResidualActorCriticKwargs],
     ) -> None:
         check_range("scale", scale, above=0, maximum=2)
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)

@@ -18,6 +18,7 @@ from lightning_rl.extend.policies import autocast, check_weights_are_numbers
 from lightning_rl.extend.spaces import fits
 from lightning_rl.extensions.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.extensions.datasets.frames import SuccessFramesEnv
+from lightning_rl.kwargs import RewardClassifierKwargs, Unpack
 
 FRAMES_AT_ONCE = 256
 """Frames per forward pass of an evaluation."""
@@ -52,7 +53,12 @@ class RewardClassifier(FrameAlgorithm):
     error_rates: Tensor
 
     def __init__(
-        self, policy: Policy, *, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
+        self,
+        policy: Policy,
+        *,
+        n_epochs: int = 1,
+        threshold: float = 0.5,
+        **kwargs: Unpack[RewardClassifierKwargs],
     ) -> None:
         super().__init__(policy, n_epochs=n_epochs, **kwargs)
         check_range("threshold", threshold, above=0, below=1)

@@ -25,6 +25,7 @@ from lightning_rl.extend.policies import widened
 from lightning_rl.extend.rollout import add_transition_field
 from lightning_rl.extensions.algorithms.apg import APG
 from lightning_rl.functional import gae
+from lightning_rl.kwargs import SHACKwargs, Unpack
 
 
 class SHAC(APG):
@@ -66,7 +67,7 @@ class SHAC(APG):
         n_epochs: int = 16,
         batch_size: int = 512,
         tau: float = 0.8,
-        **kwargs: Any,
+        **kwargs: Unpack[SHACKwargs],
     ) -> None:
         # The learning rate is set before each update.
         adam = partial(torch.optim.Adam, lr=1e-3, betas=(0.7, 0.95), fused=True)

@@ -22,6 +22,7 @@ from lightning_rl.extend.policies import (
 )
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.policy import ChunkPolicy
+from lightning_rl.kwargs import SteeredActorCriticKwargs, Unpack
 
 
 class SteeringPolicy(PerceptronPolicy):
@@ -216,7 +217,7 @@ class SteeredActorCritic(NoiseActorCritic):
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        **kwargs: Any,
+        **kwargs: Unpack[SteeredActorCriticKwargs],
     ) -> None:
         super().__init__(observation_space, action_space, **kwargs)
         # The constructor's critics read noise; new ones read executed actions.

@@ -20,6 +20,7 @@ from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.mujoco.rendering import Marker
 from lightning_rl.extensions.mujoco.rotations import heading, inverse, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN
+from lightning_rl.kwargs import QuadrupedKwargs, Unpack
 
 JOINTS = tuple(f"{part}_{leg}" for leg in (1, 2, 3, 4) for part in ("hip", "ankle"))
 """Driven joints of Ant."""
@@ -295,7 +296,7 @@ class Quadruped(MujocoEnv):
         model: Any = None,
         action_scale: float = 0.5,
         max_episode_steps: int = 200,
-        **kwargs: Any,
+        **kwargs: Unpack[QuadrupedKwargs],
     ) -> None:
         super().__init__(
             num_envs,

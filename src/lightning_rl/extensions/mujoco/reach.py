@@ -16,6 +16,7 @@ from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
 from lightning_rl.extensions.mujoco.rendering import Marker
 from lightning_rl.extensions.mujoco.rotations import angle_between, inverse, product, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN, RED
+from lightning_rl.kwargs import ReachKwargs, Unpack
 
 ARM = Path(__file__).parent / "assets" / "arm.xml"
 """The model: six joints, position servos, and the site `tip` on the body `tool`."""
@@ -164,7 +165,7 @@ class Reach(MujocoEnv):
         action_scale: float = 0.2,
         max_episode_steps: int = 100,
         camera: str | None = "front",
-        **kwargs: Any,
+        **kwargs: Unpack[ReachKwargs],
     ) -> None:
         super().__init__(
             num_envs,

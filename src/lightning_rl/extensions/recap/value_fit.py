@@ -18,6 +18,7 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import PerceptronPolicy, autocast, check_weights_are_numbers
 from lightning_rl.extensions.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.extensions.datasets.frames import ReturnFramesEnv
+from lightning_rl.kwargs import Unpack, ValueFitKwargs
 
 STEPS_AT_ONCE = 256
 """Steps per forward pass of an evaluation."""
@@ -60,7 +61,12 @@ class ValueFit(FrameAlgorithm):
     support: Tensor
 
     def __init__(
-        self, policy: PerceptronPolicy, *, n_epochs: int = 1, folds: int = 4, **kwargs: Any
+        self,
+        policy: PerceptronPolicy,
+        *,
+        n_epochs: int = 1,
+        folds: int = 4,
+        **kwargs: Unpack[ValueFitKwargs],
     ) -> None:
         super().__init__(policy, n_epochs=n_epochs, **kwargs)
         require(

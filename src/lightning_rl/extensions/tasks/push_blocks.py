@@ -1,7 +1,6 @@
 """Push one of two blocks, seen in a picture, to the side that an instruction names."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_rl.extensions.managers.term import Metric, Reward, Termination
 from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.tasks.base import Task
 from lightning_rl.extensions.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
+from lightning_rl.kwargs import PushBlocksKwargs, Unpack
 
 BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""
@@ -121,7 +121,7 @@ class PushBlocks(Task):
         *,
         size: int = 64,
         instructions: Sequence[int] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[PushBlocksKwargs],
     ) -> None:
         # Before `super().__init__`, which calls `make_constants`.
         self.size = size

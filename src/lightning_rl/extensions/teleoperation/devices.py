@@ -19,6 +19,7 @@ from lightning_rl.extensions.teleoperation.intervention import (
     InterventionDecision,
     InterventionSource,
 )
+from lightning_rl.kwargs import GamepadKwargs, KeyboardKwargs, SpaceMouseKwargs, Unpack
 
 INSTALL = "pip install -e '.[hil-devices]'"
 """How to install the packages."""
@@ -160,7 +161,7 @@ class Keyboard(Device):
         self,
         keys: Mapping[str, str] | None = None,
         steering: Mapping[str, str] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[KeyboardKwargs],
     ) -> None:
         super().__init__(**kwargs)
         defaults = {
@@ -253,7 +254,7 @@ class Gamepad(Device):
         steering: Mapping[str, str] | None = None,
         number: int = 0,
         dead_zone: float = 0.1,
-        **kwargs: Any,
+        **kwargs: Unpack[GamepadKwargs],
     ) -> None:
         super().__init__(**kwargs)
         check_range("number", number, minimum=0)
@@ -342,7 +343,7 @@ class SpaceMouse(Device):
         steering: Mapping[str, str] | None = None,
         linger_s: float = 0.5,
         dead_zone: float = 0.05,
-        **kwargs: Any,
+        **kwargs: Unpack[SpaceMouseKwargs],
     ) -> None:
         super().__init__(**kwargs)
         check_range("linger_s", linger_s, minimum=0)

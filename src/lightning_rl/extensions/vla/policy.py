@@ -29,6 +29,7 @@ from lightning_rl.extensions.vla.heads import (
 )
 from lightning_rl.extensions.vla.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.extensions.vla.tiny import TinyVLA
+from lightning_rl.kwargs import Unpack, VLAPolicyKwargs
 
 
 class ChunkPolicy(Policy):
@@ -253,7 +254,7 @@ class VLAPolicy(ChunkPolicy):
         flow: FlowSettings | None = None,
         action_statistics: str | None = None,
         statistics_key: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[VLAPolicyKwargs],
     ) -> None:
         check_range("num_bins", num_bins, minimum=2)
         check_range("temperature", temperature, above=0)

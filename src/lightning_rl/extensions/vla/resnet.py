@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lightning_rl import Encoder
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import PictureEncoder, fitting, weights_at
+from lightning_rl.kwargs import ResNetEncoderKwargs, Unpack
 
 Pool = Literal["mean", "none"]
 """Features of a picture: the mean of the last planes, or all their numbers."""
@@ -172,7 +173,7 @@ class ResNetEncoder(PictureEncoder):
         weights: str | None = None,
         frozen: bool = False,
         pool: Pool = "mean",
-        **kwargs: Any,
+        **kwargs: Unpack[ResNetEncoderKwargs],
     ) -> None:
         super().__init__(observation_space, **kwargs)
         name = type(self).__name__

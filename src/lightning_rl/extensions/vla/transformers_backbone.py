@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from lightning_rl.extend.errors import check_range, do_weights_follow, require
 from lightning_rl.extensions.vla.backbone import Backbone, Features, refuse_unknown_tokens
 from lightning_rl.extensions.vla.loading import image_statistics, load_vla_model
+from lightning_rl.kwargs import TransformersBackboneKwargs, Unpack
 
 
 class TransformersBackbone(Backbone):
@@ -54,7 +55,7 @@ class TransformersBackbone(Backbone):
         condition_tokens: tuple[int, int] | None = None,
         image_mean: Sequence[float] | None = None,
         image_std: Sequence[float] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersBackboneKwargs],
     ) -> None:
         super().__init__()
         check_range("token_offset", token_offset, minimum=0)

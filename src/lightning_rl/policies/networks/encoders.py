@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_rl.kwargs import ImpalaCNNKwargs, NatureCNNKwargs, SpatialSoftmaxCNNKwargs, Unpack
 from lightning_rl.policies.networks.perceptron import (
     ACTIVATIONS,
     check_activation,
@@ -382,7 +383,7 @@ class NatureCNN(PictureEncoder):
         strides: Sequence[int] = (4, 2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        **kwargs: Any,
+        **kwargs: Unpack[NatureCNNKwargs],
     ) -> None:
         super().__init__(observation_space, **kwargs)
         check_range("NatureCNN.size", size, minimum=1)
@@ -421,7 +422,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: Sequence[int] = (2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        **kwargs: Any,
+        **kwargs: Unpack[SpatialSoftmaxCNNKwargs],
     ) -> None:
         super().__init__(observation_space, **kwargs)
         check_range("SpatialSoftmaxCNN.points", points, minimum=1)
@@ -472,7 +473,7 @@ class ImpalaCNN(PictureEncoder):
         channels: Sequence[int] = (16, 32, 32),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        **kwargs: Any,
+        **kwargs: Unpack[ImpalaCNNKwargs],
     ) -> None:
         super().__init__(observation_space, **kwargs)
         check_activation(activation)

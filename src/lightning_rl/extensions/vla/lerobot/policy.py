@@ -48,6 +48,7 @@ from lightning_rl.extensions.vla.lerobot.smolvla import (
 from lightning_rl.extensions.vla.loading import freeze_matching
 from lightning_rl.extensions.vla.policy import ChunkPolicy
 from lightning_rl.extensions.vla.weights import one_message
+from lightning_rl.kwargs import LeRobotPolicyKwargs, Unpack
 
 OF_KIND = {
     "act": ("log_std_init",),
@@ -139,7 +140,7 @@ class LeRobotPolicy(ChunkPolicy):
         log_std_init: float | None = None,
         noise: Literal["sde", "learnt"] | None = None,
         noise_level: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LeRobotPolicyKwargs],
     ) -> None:
         if path is None:
             raise ConfigurationError(
