@@ -361,7 +361,7 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_sequences.py",
         "sequences: the burn-in goes through a rollout that was dropped",
-        "        continues = ring.columns[JOINS][rows] & (burn_in_slots > 0)",
+        "        continues = ring.columns[CONTINUES][rows] & (burn_in_slots > 0)",
         "        continues = burn_in_slots > 0",
         "numerics/test_replay_sequences.py",
     ),
@@ -445,8 +445,8 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "hindsight: an n-step sum goes on after the new goal",
-        "            continues = ~terminated & (ring.columns[ASIDE].index_select(0, last) < 0)\n",
-        "            continues = ring.columns[ASIDE].index_select(0, last) < 0\n",
+        "            continues = ~terminated & (ring.columns[FINAL].index_select(0, last) < 0)\n",
+        "            continues = ring.columns[FINAL].index_select(0, last) < 0\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -1706,7 +1706,7 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: n-step sums go on over an episode's end",
-        "            continues = ~terminated & (ring.columns[ASIDE].index_select(0, last) < 0)\n",
+        "            continues = ~terminated & (ring.columns[FINAL].index_select(0, last) < 0)\n",
         "            continues = torch.ones_like(last, dtype=torch.bool)\n",
         "core/numerics/test_replay.py",
     ),

@@ -17,7 +17,7 @@ from lightning_rl import ActorCritic, DatasetCollector, GymnasiumEnv, ReplayBuff
 from lightning_rl.extensions.datasets.minari import write_minari
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import read_replay, write_replay
-from lightning_rl.extensions.datasets.ring_streams import streams
+from lightning_rl.extensions.datasets.ring_fragments import fragments
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
 from tests.core.numerics.test_replay import ACTION as OF_STREAMS
@@ -645,7 +645,7 @@ def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
         assert all_transitions(again, n_steps) == all_transitions(replay, n_steps)
     assert all(episode.terminated[-1] ^ episode.truncated[-1] for episode in episodes)
     intervened = sum(int(episode.intervened.sum()) for episode in episodes)
-    assert intervened == sum(int(piece["intervened"].sum()) for piece in streams(replay)) > 0
+    assert intervened == sum(int(piece["intervened"].sum()) for piece in fragments(replay)) > 0
 
 
 def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):

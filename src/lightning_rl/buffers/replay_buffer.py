@@ -14,7 +14,7 @@ from lightning_rl.buffers.base import Replay
 from lightning_rl.buffers.columns import Column, Place
 from lightning_rl.buffers.replay_sequences import SequenceSampler
 from lightning_rl.buffers.ring_files import RingFiles
-from lightning_rl.buffers.transition_ring import ASIDE, TransitionRing, infos_of
+from lightning_rl.buffers.transition_ring import FINAL, TransitionRing, infos_of
 from lightning_rl.rollout.contract import INFO, tree_of_leaves, validate
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import check_range, require
@@ -151,7 +151,7 @@ class ReplayBuffer(Replay):
         ring = self.ring
         sums, discount, last = self.sums(rows, distances, n_steps, gamma)
         next_rows = (last + self.num_envs).remainder_(ring.rows)
-        numbers = ring.columns[ASIDE].index_select(0, last)
+        numbers = ring.columns[FINAL].index_select(0, last)
         from_aside = (numbers >= 0).nonzero().flatten()
         fields: dict[Column, Tensor] = {}
         for name in ring.observation:
@@ -163,7 +163,7 @@ class ReplayBuffer(Replay):
             values = ring.columns[name].index_select(0, next_rows)
             # The next slot of these rows belongs to another episode.
             if len(from_aside):
-                values[from_aside] = ring.aside.get(name, numbers[from_aside])
+                values[from_aside] = ring.final_observations.get(name, numbers[from_aside])
             fields["next_observation", *name[1:]] = values
         fields["discount",] = discount
         for name in ring.columns:
@@ -176,25 +176,25 @@ class ReplayBuffer(Replay):
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
         """Return discounted sums of up to n rewards [M] and penalties [M] from `rows` [M] on.
 
-        Also return the discounts after them [M], and the last rows [M]. `goal`: see `earned`.
+        Also return the discounts after them [M], and the last rows [M]. `goal`: see `step_rewards`.
         """
         ring = self.ring
         stored_rows = (ring.end - ring.oldest) * self.num_envs
-        sums, discount, terminated = self.earned(rows, gamma, goal)
+        sums, discount, terminated = self.step_rewards(rows, gamma, goal)
         last = rows
         for step in range(1, n_steps):
             # A sum that has ended stays ended: its `last` row no longer changes.
-            continues = ~terminated & (ring.columns[ASIDE].index_select(0, last) < 0)
+            continues = ~terminated & (ring.columns[FINAL].index_select(0, last) < 0)
             continues &= distances + step * self.num_envs < stored_rows
             next_rows = (last + self.num_envs).remainder_(ring.rows)
             last = torch.where(continues, next_rows, last)
-            next_sums, factor, terminated = self.earned(last, gamma, goal)
+            next_sums, factor, terminated = self.step_rewards(last, gamma, goal)
             for name, total in sums.items():
                 sums[name] = torch.where(continues, total + discount * next_sums[name], total)
             discount = torch.where(continues, discount * factor, discount)
         return sums, discount * ~terminated, last
 
-    def earned(
+    def step_rewards(
         self, rows: Tensor, gamma: float, goal: Any = None
     ) -> tuple[dict[Column, Tensor], Any, Tensor]:
         """Return rewards and penalties of steps [M], the discount after them, and whether they end.

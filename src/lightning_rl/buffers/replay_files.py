@@ -109,13 +109,13 @@ class ReplayLog:
 
     Attributes:
         parts: the files, of consecutive slots.
-        aside_begin: first aside number in the last file.
-        aside_end: number after the last one.
+        finals_begin: first aside number in the last file.
+        finals_end: number after the last one.
     """
 
     parts: list[Part] = field(default_factory=list)
-    aside_begin: int = 0
-    aside_end: int = 0
+    finals_begin: int = 0
+    finals_end: int = 0
 
     @property
     def end(self) -> int:
@@ -129,12 +129,12 @@ class ReplayLog:
         if not filenames.issuperset(part.name for part in self.parts):
             self.parts = []
         if not self.parts:
-            self.aside_begin = self.aside_end = 0
+            self.finals_begin = self.finals_end = 0
 
     def reopen(self) -> None:
         """Forget the last file, to write its steps again together with newer ones."""
         self.parts.pop()
-        self.aside_end = self.aside_begin
+        self.finals_end = self.finals_begin
 
 
 class ReplayFolder:

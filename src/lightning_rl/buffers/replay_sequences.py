@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
-from lightning_rl.buffers.transition_ring import DONE, JOINS, STATE, TransitionRing
+from lightning_rl.buffers.transition_ring import CONTINUES, DONE, STATE, TransitionRing
 from lightning_rl.rollout.contract import tree_of_leaves
 from lightning_rl.rollout.sequences import Sequences, with_sequences
 from lightning_rl.system.errors import require
@@ -21,7 +21,7 @@ class SequenceSampler:
 
     Args:
         ring: the stored transitions.
-        generator: draws the beginnings; the replay saves it.
+        generator: draws the starts; the replay saves it.
         device: the learner's device.
     """
 
@@ -29,7 +29,7 @@ class SequenceSampler:
         self, ring: TransitionRing, generator: torch.Generator, device: torch.device
     ) -> None:
         self._ring, self._generator, self._device = ring, generator, device
-        self._beginnings: dict[int, Tensor] = {}  # first rows of sequences, by length
+        self._sequence_starts: dict[int, Tensor] = {}  # first rows of sequences, by length
         self._known_end = 0  # the ring's end for which these hold
 
     def draw(
@@ -52,10 +52,10 @@ class SequenceSampler:
             STATE in ring.columns,
             "Sequences need a policy with a memory, but the rollouts in the replay have no state.",
         )
-        beginnings = self._beginnings_of(length)
+        starts = self._sequence_starts_of(length)
         # The last L - 1 slots are too near to the end of the ring.
         choices = max(0, ring.end - ring.oldest - length + 1) * ring.num_envs
-        choices = choices if beginnings is None else len(beginnings)
+        choices = choices if starts is None else len(starts)
         if choices == 0:
             raise RuntimeError(
                 f"The replay holds no {length} consecutive steps of one env: lower "
@@ -63,15 +63,15 @@ class SequenceSampler:
             )
         size = (count, num_sequences)
         indices = torch.randint(choices, size, generator=self._generator, device=ring.device)
-        distances = indices if beginnings is None else beginnings[indices]
+        distances = indices if starts is None else starts[indices]
         return self._minibatches(distances, length, burn_in, n_steps, gather)
 
     def _minibatches(
-        self, beginnings: Tensor, length: int, burn_in: int, n_steps: int, gather: Gather
+        self, starts: Tensor, length: int, burn_in: int, n_steps: int, gather: Gather
     ) -> Iterator[TensorDict]:
         ring, unrolled = self._ring, length + n_steps - 1
         steps = torch.arange(length, device=ring.device)
-        for distances in beginnings.unbind(0):
+        for distances in starts.unbind(0):
             step_distances = (distances[:, None] + steps * ring.num_envs).flatten()
             rows = ring.row(step_distances)
             minibatch, last = gather(rows, step_distances)
@@ -92,7 +92,7 @@ class SequenceSampler:
             )
             yield with_sequences(minibatch.to(self._device), sequences)
 
-    def _beginnings_of(self, length: int) -> Tensor | None:
+    def _sequence_starts_of(self, length: int) -> Tensor | None:
         """Return the rows where unbroken sequences may begin, by distance from the oldest row.
 
         None for all rows. The end of an episode is no break: the next slot continues with a zero
@@ -101,15 +101,15 @@ class SequenceSampler:
         if self._ring.last_break <= self._ring.oldest:  # a break at the oldest slot lies before it
             return None
         if self._known_end != self._ring.end:
-            self._beginnings.clear()
+            self._sequence_starts.clear()
             self._known_end = self._ring.end
-        if length not in self._beginnings:
+        if length not in self._sequence_starts:
             slots = self._ring.stored_slots()
-            breaks = (~self._ring.by_slot[JOINS][slots]).cumsum(0)
+            breaks = (~self._ring.by_slot[CONTINUES][slots]).cumsum(0)
             # Of the slots t to t + L - 1, only the first may be a break.
             unbroken = breaks[length - 1 :] == breaks[: max(0, len(slots) - length + 1)]
-            self._beginnings[length] = unbroken.flatten().nonzero().flatten()
-        return self._beginnings[length]
+            self._sequence_starts[length] = unbroken.flatten().nonzero().flatten()
+        return self._sequence_starts[length]
 
     def _steps(
         self, distances: Tensor, burn_in: int, length: int
@@ -124,7 +124,7 @@ class SequenceSampler:
         stored_slots = ring.end - ring.oldest
         burn_in_slots = slots[:, None] - torch.arange(burn_in - 1, -1, -1, device=ring.device)
         rows = ring.row(burn_in_slots.clamp(min=0) * ring.num_envs + envs[:, None])
-        continues = ring.columns[JOINS][rows] & (burn_in_slots > 0)  # from the previous slot
+        continues = ring.columns[CONTINUES][rows] & (burn_in_slots > 0)  # from the previous slot
         # Cumulative from the sequence backwards: before a break, no step is real.
         real = continues.flip(1).cumprod(1).flip(1).bool()
         first = slots - real.sum(1)

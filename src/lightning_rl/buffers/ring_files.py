@@ -17,9 +17,9 @@ from lightning_rl.buffers.replay_files import (
     write_part,
 )
 from lightning_rl.buffers.transition_ring import (
-    ASIDE,
-    ASIDE_CELLS,
-    JOINS,
+    CONTINUES,
+    FINAL,
+    FINAL_CELLS,
     STATE,
     TransitionRing,
     added_specs,
@@ -71,12 +71,12 @@ class RingFiles:
         slots = max(1, PART_BYTES // (ring.row_bytes * ring.num_envs))
         for start in range(first, ring.end, slots):
             stop = min(start + slots, ring.end)
-            tensors = {n: self._read(n, start, stop) for n in ring.columns if n != ASIDE}
-            numbers = ring.aside.between(log.aside_end, ring.oldest, stop)
-            tensors |= ring.aside.saved(numbers)
+            tensors = {n: self._read(n, start, stop) for n in ring.columns if n != FINAL}
+            numbers = ring.final_observations.between(log.finals_end, ring.oldest, stop)
+            tensors |= ring.final_observations.saved(numbers)
             part = write_part(folder, start, stop, tensors)
             log.parts.append(part)
-            log.aside_begin, log.aside_end = log.aside_end, numbers.stop
+            log.finals_begin, log.finals_end = log.finals_end, numbers.stop
         return [part.name for part in log.parts]
 
     def _read(self, name: Column, first: int, stop: int) -> Tensor:
@@ -107,17 +107,18 @@ class RingFiles:
             f"The files that the checkpoint names do not hold its replay, slots {begin} to {end}. "
             f"{CURE}",
         )
-        ring.begin = ring.end = max(begin, end - ring.slots)  # a smaller ring: the newest steps
+        # A smaller ring gets the newest steps.
+        ring.first_slot = ring.end = max(begin, end - ring.slots)
         log = self._logs[folder.absolute()] = ReplayLog()
         for part in parts:
-            if part.last > ring.begin:
+            if part.last > ring.first_slot:
                 content = read_part(folder, part)
-                self._take(part, content)
+                self._restore_part(part, content)
                 size = sum(tensor.nbytes for tensor in content.values())
                 # The next checkpoint in this folder lists the file again, and writes newer steps
                 # only.
                 log.parts.append(part._replace(size=size))
-                log.aside_begin, log.aside_end = log.aside_end, ring.aside.end
+                log.finals_begin, log.finals_end = log.finals_end, ring.final_observations.end
         self._find_last_break()
         if parts:
             following, next_slot = state["following"], end % (ring.slots + 1)
@@ -129,11 +130,11 @@ class RingFiles:
         ring = self._ring
         if STATE in ring.columns:
             slots = torch.arange(ring.oldest, ring.end, device=ring.device)
-            joins = ring.by_slot[JOINS][ring.stored_slots()].all(1)
+            joins = ring.by_slot[CONTINUES][ring.stored_slots()].all(1)
             breaks = slots[~joins]
             ring.last_break = int(breaks[-1]) if len(breaks) else 0
 
-    def _take(self, part: Part, content: dict[Column, Tensor]) -> None:
+    def _restore_part(self, part: Part, content: dict[Column, Tensor]) -> None:
         ring = self._ring
         added = added_specs(content)
         specs = ring.specs(added)
@@ -142,28 +143,28 @@ class RingFiles:
         first = max(part.first, ring.end)  # the first file may begin before the oldest step
         size = (part.last - part.first, ring.num_envs)
         for name, (shape, dtype) in specs.items():
-            if name != ASIDE:
+            if name != FINAL:
                 _check(part.name, name, content, (*size, *shape), dtype)
                 ring.write(name, content[name][first - part.first :], first)
-        for place, _, _ in ring.places(ASIDE, first, part.last - first):
+        for place, _, _ in ring.places(FINAL, first, part.last - first):
             place.fill_(-1)
         ring.end = part.last
-        cells = content.get(ASIDE_CELLS, torch.empty(0))
-        _check(part.name, ASIDE_CELLS, content, (len(cells),), torch.int64)
+        cells = content.get(FINAL_CELLS, torch.empty(0))
+        _check(part.name, FINAL_CELLS, content, (len(cells),), torch.int64)
         slots = cells // ring.num_envs
-        # A damaged order would let `_Aside.between` drop the wrong observations.
+        # A damaged order would let `_FinalObservations.between` drop the wrong observations.
         in_order = bool((slots[1:] >= slots[:-1]).all())
         in_range = bool(((slots >= part.first - 1) & (slots < part.last)).all())
         require(
             in_order and in_range,
             f"{part.name} holds next observations of steps that it lacks. {CURE}",
         )
-        is_stored = slots >= ring.begin
+        is_stored = slots >= ring.first_slot
         observations: dict[Column, Tensor] = {}
         for name, (shape, dtype) in ring.observation.items():
-            _check(part.name, (*ASIDE, *name), content, (len(cells), *shape), dtype)
-            observations[name] = content[*ASIDE, *name][is_stored]
-        ring.keep_aside(cells[is_stored], observations)
+            _check(part.name, (*FINAL, *name), content, (len(cells), *shape), dtype)
+            observations[name] = content[*FINAL, *name][is_stored]
+        ring.store_finals(cells[is_stored], observations)
 
 
 def _check(

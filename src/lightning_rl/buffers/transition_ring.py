@@ -25,13 +25,13 @@ from lightning_rl.buffers.columns import (
 from lightning_rl.rollout.contract import INFO, FieldSpec, final_observations
 from lightning_rl.system.errors import ConfigurationError
 
-ASIDE: Column = ("aside",)
+FINAL: Column = ("aside",)
 """Number of a step's next observation in the aside storage; -1 if it is in the next slot."""
 
-ASIDE_CELLS: Column = ("aside", "cells")
+FINAL_CELLS: Column = ("aside", "cells")
 """In a file: the steps (slot * N + env) whose next observations are stored aside."""
 
-FIRST_ASIDE = 64
+INITIAL_FINALS = 64
 """Initial capacity of the aside storage; a power of two, because it doubles."""
 
 LARGEST_NUMBER = 2**31 - 1
@@ -53,7 +53,7 @@ STATE: Column = ("state",)
 DONE: Column = ("done",)
 """Stored with the state: whether an episode ended with the step."""
 
-JOINS: Column = ("joins",)
+CONTINUES: Column = ("joins",)
 """Stored with the state: whether the step continues the previous slot's stream of episodes."""
 
 Specs = dict[Column, FieldSpec]
@@ -72,9 +72,9 @@ class TransitionRing:
     Attributes:
         columns: [rows, ...] by name, allocated by the first rollout.
         by_slot: the same columns, [slots + 1, N, ...].
-        aside: next observations that are in no slot.
+        final_observations: next observations that are in no slot.
         observation, action: shapes and dtypes of the columns of the spaces.
-        begin: first slot ever stored, counted from the start of the run.
+        first_slot: first slot ever stored, counted from the start of the run.
         end: slot of the next step.
         last_break: last slot with a break of the stream in any env.
     """
@@ -102,19 +102,19 @@ class TransitionRing:
         #   row     0, 1   2, 3   4, 5   6, 7           slot * N + env
         #
         # q[1] follows q[0] in the next slot. What follows o[1] and q[2] (at |) is stored aside, by
-        # the number in column ASIDE. A slot is overwritten S + 1 steps later.
+        # the number in column FINAL. A slot is overwritten S + 1 steps later.
         self.slots = capacity // num_envs
         self.rows = (self.slots + 1) * num_envs  # one more slot for the last next observation
         self.row_bytes = bytes_of(self.specs(PLAIN))
         self._check_room()
         self.columns: dict[Column, Tensor] = {}
         self.by_slot: dict[Column, Tensor] = {}
-        self.aside = _Aside(self.observation, num_envs, self._reserve)
-        self.begin = self.end = self.last_break = 0
+        self.final_observations = _FinalObservations(self.observation, num_envs, self._reserve)
+        self.first_slot = self.end = self.last_break = 0
 
     def specs(self, added: Specs) -> Specs:
         """Return the columns of the spaces, and those `added` by the rollouts."""
-        fixed: Specs = {("terminated",): ((), torch.bool), ASIDE: ((), torch.int32)}
+        fixed: Specs = {("terminated",): ((), torch.bool), FINAL: ((), torch.int32)}
         return {**self.observation, **self.action, **fixed, **added}
 
     def _check_room(self) -> None:
@@ -154,7 +154,7 @@ class TransitionRing:
     @property
     def oldest(self) -> int:
         """The first slot that is still stored."""
-        return max(self.begin, self.end - self.slots)
+        return max(self.first_slot, self.end - self.slots)
 
     def stored_slots(self) -> Tensor:
         """Return the places [S] of the stored slots in `by_slot`, the oldest first."""
@@ -173,19 +173,19 @@ class TransitionRing:
         first = self.end + num_skipped
         if num_skipped == 0:
             # Now, because slot 0 of the rollout overwrites the last step's next observation.
-            self._end_streams(rollout)
+            self._store_cuts(rollout)
         for column in self.columns:
-            if column not in (ASIDE, JOINS):
+            if column not in (FINAL, CONTINUES):
                 # The bootstrap slot, of which only observations matter, is copied too: excluding it
                 # takes as long as the copy.
                 values = _values(rollout, column).transpose(0, 1)
                 self.write(column, values[num_skipped:] if num_skipped else values, first)
-        for part, _, _ in self.places(ASIDE, first, steps - num_skipped):
+        for part, _, _ in self.places(FINAL, first, steps - num_skipped):
             part.fill_(-1)  # the ring's previous steps may have had numbers
         if STATE in self.columns:
-            self._join(rollout, first, steps - num_skipped)
+            self._write_continues(rollout, first, steps - num_skipped)
         self.end += steps
-        self._keep_ends(rollout, num_skipped, first)  # after `end`, by which `put` drops old steps
+        self._store_ends(rollout, num_skipped, first)  # after `end`, by which `put` drops old steps
 
     def write(self, name: Column, values: Tensor, first: int) -> None:
         """Write values [T, N, ...] of a column into the slots from `first` on."""
@@ -201,7 +201,7 @@ class TransitionRing:
         room = slots - start
         return [(column[start:], 0, room), (column[: count - room], room, count)]
 
-    def _end_streams(self, rollout: TensorDict) -> None:
+    def _store_cuts(self, rollout: TensorDict) -> None:
         """Store the last steps' next observations in envs that the rollout does not continue."""
         if self.end == self.oldest:
             return
@@ -211,25 +211,25 @@ class TransitionRing:
             if continues.all():
                 return
         last_slot, next_slot = ((self.end + i) % (self.slots + 1) for i in (-1, 0))
-        cut = self.by_slot[ASIDE][last_slot] < 0  # after the end of an episode it is aside already
+        cut = self.by_slot[FINAL][last_slot] < 0  # after the end of an episode it is aside already
         if continues is not None:
             cut &= ~continues
         if ("padding",) in self.columns:
             cut &= ~self.by_slot["padding",][last_slot]  # a padded step is never drawn
         envs = cut.nonzero().flatten()
         observations = {name: self.by_slot[name][next_slot, envs] for name in self.observation}
-        self.keep_aside((self.end - 1) * self.num_envs + envs, observations)
+        self.store_finals((self.end - 1) * self.num_envs + envs, observations)
 
-    def _join(self, rollout: TensorDict, first: int, steps: int) -> None:
+    def _write_continues(self, rollout: TensorDict, first: int, steps: int) -> None:
         """Write whether the slots from `first` on continue the stream."""
-        for part, _, _ in self.places(JOINS, first, steps):
+        for part, _, _ in self.places(CONTINUES, first, steps):
             part.fill_(True)
         joins = rollout.get("continues", rollout["done"] & False)[:, 0]
-        self.by_slot[JOINS][first % (self.slots + 1)] = joins.to(self.device)
+        self.by_slot[CONTINUES][first % (self.slots + 1)] = joins.to(self.device)
         if not joins.all():
             self.last_break = first
 
-    def _keep_ends(self, rollout: TensorDict, num_skipped: int, first: int) -> None:
+    def _store_ends(self, rollout: TensorDict, num_skipped: int, first: int) -> None:
         """Store the next observations of steps that end an episode or precede padding."""
         done = rollout.get("done")
         if not done.any() and ("padding",) not in self.columns:
@@ -242,7 +242,8 @@ class TransitionRing:
             # A sum of rewards must not run into padding, and a step with a number ends a sum.
             ends[:-1] |= padding[1:]
             ends &= ~padding
-        slots, envs = ends.nonzero(as_tuple=True)  # ordered by slot, as `_Aside.between` requires
+        # Ordered by slot, as `_FinalObservations.between` requires.
+        slots, envs = ends.nonzero(as_tuple=True)
         indices, names = slots + num_skipped, self.observation
         is_done = done[slots, envs]
         if is_done.all():
@@ -251,20 +252,20 @@ class TransitionRing:
             observations = {name: _at(rollout, name)[envs, indices + 1] for name in names}
             for name, final in _finals(rollout, envs[is_done], indices[is_done], names).items():
                 observations[name][is_done] = final
-        self.keep_aside((first + slots) * self.num_envs + envs, observations)
+        self.store_finals((first + slots) * self.num_envs + envs, observations)
 
-    def keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
+    def store_finals(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
         """Store the next observations of steps [M], given as slot * N + env and ordered by slot."""
         cells = cells.to(self.device)  # a rollout may be on another device
         observations = {name: leaf.to(self.device) for name, leaf in observations.items()}
-        numbers = self.aside.put(cells, observations, self.oldest)
-        self.columns[ASIDE][cells % self.rows] = numbers
+        numbers = self.final_observations.put(cells, observations, self.oldest)
+        self.columns[FINAL][cells % self.rows] = numbers
 
 
 _Reserve = Callable[[Specs, int], dict[Column, Tensor]]
 
 
-class _Aside:
+class _FinalObservations:
     """Next observations that are in no slot, numbered in the order of their steps.
 
     They have a ring of their own, which doubles when it is full of observations still in use.
@@ -275,7 +276,7 @@ class _Aside:
         self._room = 0
         self._columns: dict[Column, Tensor] = {}
         self._cells = torch.empty(0, dtype=torch.int64)  # on the CPU: the step of each
-        self._begin = 0
+        self._first = 0
         self.end = 0
 
     def put(self, cells: Tensor, observations: Mapping[Column, Tensor], oldest: int) -> Tensor:
@@ -284,7 +285,7 @@ class _Aside:
         Observations of steps before the slot `oldest` may be dropped.
         """
         count = len(cells)
-        if self.end + count - self._begin > self._room:
+        if self.end + count - self._first > self._room:
             self._make_room(count, oldest)
         numbers = torch.arange(self.end, self.end + count)
         places = numbers % max(1, self._room)
@@ -301,9 +302,9 @@ class _Aside:
 
     def _make_room(self, count: int, oldest: int) -> None:
         """Drop observations of steps no longer stored; double the ring if that frees too little."""
-        self._begin = self.between(self._begin, oldest, oldest).stop
-        numbers = torch.arange(self._begin, self.end)
-        room = max(FIRST_ASIDE, self._room)
+        self._first = self.between(self._first, oldest, oldest).stop
+        numbers = torch.arange(self._first, self.end)
+        room = max(INITIAL_FINALS, self._room)
         # Fill at most three quarters, so that the next rollouts find room without another search.
         while 3 * room < 4 * (len(numbers) + count):
             room *= 2
@@ -320,14 +321,14 @@ class _Aside:
 
     def between(self, begin: int, oldest: int, stop: int) -> range:
         """Return the numbers, from `begin` on, for steps in the slots `oldest` to `stop` - 1."""
-        begin = max(begin, self._begin)
+        begin = max(begin, self._first)
         slots = self._cells_of(range(begin, self.end)) // self._num_envs
         first, last = torch.searchsorted(slots, torch.tensor([oldest, stop])).tolist()
         return range(begin + first, begin + last)
 
     def cells(self, oldest: int) -> Tensor:
         """Return the steps [M] (slot * N + env) from slot `oldest` on, ordered by slot."""
-        cells = self._cells_of(range(self._begin, self.end))
+        cells = self._cells_of(range(self._first, self.end))
         return cells[cells // self._num_envs >= oldest]
 
     def _cells_of(self, numbers: range) -> Tensor:
@@ -336,10 +337,10 @@ class _Aside:
     def saved(self, numbers: range) -> dict[Column, Tensor]:
         """Return the content of a file for these numbers, as copies on the CPU."""
         places = torch.arange(numbers.start, numbers.stop) % max(1, self._room)
-        content = {ASIDE_CELLS: self._cells_of(numbers)}
+        content = {FINAL_CELLS: self._cells_of(numbers)}
         for name, (shape, dtype) in self._specs.items():
             column = self._columns.get(name, torch.empty(0, *shape, dtype=dtype))
-            content[*ASIDE, *name] = column[places.to(column.device)].cpu()
+            content[*FINAL, *name] = column[places.to(column.device)].cpu()
         return content
 
 
@@ -352,7 +353,7 @@ def added_specs(fields: Any) -> Specs:
         chunk = rewards.shape[-1]
         specs = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
     if state is not None:
-        specs |= dict.fromkeys((DONE, JOINS), ((), torch.bool))
+        specs |= dict.fromkeys((DONE, CONTINUES), ((), torch.bool))
         specs[STATE] = (tuple(state.shape[2:]), state.dtype)
     specs |= infos_of(fields)
     return specs | {name: spec for name, spec in OPTIONAL.items() if name in values}

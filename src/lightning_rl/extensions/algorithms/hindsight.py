@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Replay, ReplayBuffer
-from lightning_rl.extend.algorithms import ASIDE
+from lightning_rl.extend.algorithms import FINAL
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import GoalFunction
 from lightning_rl.kwargs import HindsightReplayKwargs, Unpack
@@ -176,7 +176,7 @@ class HindsightReplay(ReplayBuffer):
         # Sort once per rollout, not for each minibatch.
         ring = self.ring
         if self._sorted_at != ring.end:
-            cells = ring.aside.cells(ring.oldest)
+            cells = ring.final_observations.cells(ring.oldest)
             starts = torch.arange(self.num_envs) * ENV_STRIDE
             bounds = starts + ring.oldest - 1, starts + ring.end - 1
             ends = cells % self.num_envs * ENV_STRIDE + cells // self.num_envs
@@ -184,26 +184,26 @@ class HindsightReplay(ReplayBuffer):
             self._sorted_ends, self._sorted_at = ends.to(ring.device), ring.end
         return self._sorted_ends
 
-    def earned(
+    def step_rewards(
         self, rows: Tensor, gamma: float, goal: Any = None
     ) -> tuple[dict[tuple[str, ...], Tensor], Any, Tensor]:
-        earned, discount, terminated = super().earned(rows, gamma)
+        rewards, discount, terminated = super().step_rewards(rows, gamma)
         if goal is not None:
             achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
-            earned["reward",], ends = self._judge(achieved, goal)
+            rewards["reward",], ends = self._judge(achieved, goal)
             # An end by the step's own goal is undone; other terminations stay.
             terminated = ends | (terminated & ~self._judge(achieved, desired)[1])
-            discount = torch.full_like(earned["reward",], gamma)
-        return earned, discount, terminated
+            discount = torch.full_like(rewards["reward",], gamma)
+        return rewards, discount, terminated
 
     def _after(self, name: tuple[str, ...], rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""
         ring = self.ring
-        final_index = ring.columns[ASIDE].index_select(0, rows)
+        final_index = ring.columns[FINAL].index_select(0, rows)
         # The observation after a step is in the next slot, unless the episode ended there.
         next_rows = (rows + self.num_envs).remainder_(ring.rows)
         values = ring.columns[name].index_select(0, next_rows)
         ends = (final_index >= 0).nonzero().flatten()
         if len(ends):
-            values[ends] = ring.aside.get(name, final_index[ends])
+            values[ends] = ring.final_observations.get(name, final_index[ends])
         return values

@@ -80,7 +80,7 @@ class Episode:
 
     @classmethod
     def of_steps(cls, steps: Mapping[str, Any], task: str = "") -> "Episode":
-        """Make an episode of consecutive steps of one env, as in `ring_streams.streams`."""
+        """Make an episode of consecutive steps of one env, as in `ring_fragments.fragments`."""
         no = torch.zeros_like(steps["terminated"])
         fields = {"truncated": no, "intervened": no, **steps}
         extra = {"penalty": fields.pop("penalty")} if "penalty" in steps else {}

@@ -21,7 +21,7 @@ from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import rewarded
-from lightning_rl.extensions.datasets.ring_streams import rewards_of, streams
+from lightning_rl.extensions.datasets.ring_fragments import fragment_rewards, fragments
 
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
 """Fields of each minibatch, in a fixed order."""
@@ -152,7 +152,9 @@ class MixedReplay(Replay):
             self._begun = True
             if isinstance(self.offline, ReplayBuffer):  # before interventions are stored too
                 # Normalization weighs these rewards by their share of the minibatches.
-                self._earned = OfflineRewards(1.0 - self.online_ratio, *rewards_of(self.offline))
+                self._earned = OfflineRewards(
+                    1.0 - self.online_ratio, *fragment_rewards(self.offline)
+                )
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
@@ -338,6 +340,6 @@ def _of_replay(
             room = max(1, state["end"] - state["begin"]) * state["num_envs"]
             replay = ReplayBuffer(*spaces, state["num_envs"], capacity=room)
             replay.load_state_dict(state, checkpoint.parent / REPLAY_FOLDER)
-            yield from map(Episode.of_steps, streams(replay))
+            yield from map(Episode.of_steps, fragments(replay))
 
     return sum((s["end"] - s["begin"]) * s["num_envs"] for s in states), episodes()

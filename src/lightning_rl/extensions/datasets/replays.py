@@ -11,7 +11,7 @@ from lightning_rl import ReplayBuffer
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.spaces import first_choice
 from lightning_rl.extensions.datasets.episode import Episode, Episodes
-from lightning_rl.extensions.datasets.ring_streams import streams
+from lightning_rl.extensions.datasets.ring_fragments import fragments
 from lightning_rl.extensions.datasets.writer import EpisodeWriter, Pictures
 
 
@@ -41,7 +41,7 @@ def write_replay(
         ConfigurationError: for a replay of chunks, and see `EpisodeWriter`.
     """
     writer = EpisodeWriter(path, observation_space, action_space, fps, task, pictures)
-    for steps in streams(replay):
+    for steps in fragments(replay):
         writer.write(Episode.of_steps(steps, task))
     writer.finalise()
 

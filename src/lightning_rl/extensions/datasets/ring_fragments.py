@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from lightning_rl import ReplayBuffer
-from lightning_rl.extend.algorithms import ASIDE
+from lightning_rl.extend.algorithms import FINAL
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import tree_of_leaves
 
 
-def rewards_of(replay: ReplayBuffer) -> tuple[Tensor, Tensor]:
+def fragment_rewards(replay: ReplayBuffer) -> tuple[Tensor, Tensor]:
     """Return the stored rewards [M], env by env, and which ones end a fragment, [M] bool.
 
-    See `streams` for the fragments.
+    See `fragments` for the fragments.
     """
     ring = replay.ring
     if ring.end == ring.oldest:
@@ -23,13 +23,13 @@ def rewards_of(replay: ReplayBuffer) -> tuple[Tensor, Tensor]:
     slots = ring.stored_slots()
     names = ("reward", "terminated", "padding")
     fields = {n: ring.by_slot[n,][slots].t() for n in names if (n,) in ring.columns}
-    ends = fields["terminated"] | (ring.by_slot[ASIDE][slots].t() >= 0)
+    ends = fields["terminated"] | (ring.by_slot[FINAL][slots].t() >= 0)
     ends[:, -1] = True  # the newest step: its continuation is not stored yet
     counted = ~fields["padding"] if "padding" in fields else torch.ones_like(ends)
     return fields["reward"][counted], ends[counted]
 
 
-def streams(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
+def fragments(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
     """Yield all stored steps, env by env, in fragments of L consecutive steps.
 
     A fragment has `observation` [L+1, ...], a tensor or nested dicts, including the true
@@ -48,7 +48,7 @@ def streams(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
     names = [*ring.action, ("reward",), ("terminated",), ("intervened",), ("penalty",)]
     slots = ring.stored_slots()
     for env in range(replay.num_envs if ring.columns else 0):
-        numbers = ring.by_slot[ASIDE][slots, env]
+        numbers = ring.by_slot[FINAL][slots, env]
         padding = ring.by_slot.get(("padding",))
         counted = torch.ones_like(slots) if padding is None else ~padding[slots, env]
         first = 0
@@ -73,6 +73,8 @@ def _observations(
         column = ring.by_slot[name]
         next_observation = column[next_slot, env]
         if number >= 0:
-            next_observation = ring.aside.get(name, torch.tensor([number], device=ring.device))
+            next_observation = ring.final_observations.get(
+                name, torch.tensor([number], device=ring.device)
+            )
         observations[name] = torch.cat((column[slots, env], next_observation))
     return observations
