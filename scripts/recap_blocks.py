@@ -93,7 +93,7 @@ def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
     conditioned["init_args"]["policy"] = inner
     config["model"]["init_args"]["policy"] = conditioned
     config["data"]["total_env_steps"] = 720_000
-    config["data"]["env"]["init_args"]["env"]["init_args"] = ENV
+    config["data"]["env"]["init_args"]["env"] = {"class_path": "PushBlocks", "init_args": ENV}
     config["data"]["collector"]["init_args"] = {"path": str(demonstrations)}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
     files = folder / "policy.yaml", folder / "value.yaml"

@@ -1,12 +1,14 @@
 """Build small training runs, and compare them."""
 
-from contextlib import contextmanager
+import io
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
@@ -33,9 +35,18 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.buffers.replay_files import Part, read_part
+from lightning_rl.cli.app import run
 from lightning_rl.compiled import graphs
 from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim.update import Update
+
+
+def parsed_config(name):
+    """Return all settings of a shipped config, with defaults."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit):
+        run(["fit", "--config", name, "--print_config"])
+    return yaml.safe_load(printed.getvalue())
 
 
 def make_data(env="CartPole-v1", **kwargs):

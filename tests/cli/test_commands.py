@@ -29,7 +29,16 @@ from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.system.declared import parts_of
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
-from tests.helpers import assert_same, assert_same_run, last, load, newest, scalars, train
+from tests.helpers import (
+    assert_same,
+    assert_same_run,
+    last,
+    load,
+    newest,
+    parsed_config,
+    scalars,
+    train,
+)
 from tests.messages import assert_names, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -447,7 +456,7 @@ def test_every_shipped_off_policy_config_trains(name):
     )
     state = load(last(newest()))["lightning_rl"]
     passed = {objective: count["passed"] for objective, count in state["guards"].items()}
-    settings = yaml.safe_load(shipped_configs()[name].read_text())["model"]["init_args"]
+    settings = parsed_config(name)["model"]["init_args"]
     due = max(0, int((state["env_steps"] - 16) * settings["updates_per_env_step"]))
     delayed = due // settings.get("policy_delay", 1)
     always = ("critic", "noise_critic", "gripper", "q")
@@ -487,11 +496,11 @@ OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA}
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     import lightning_rl
 
-    config = yaml.safe_load(shipped_configs()[name].read_text())
+    config = parsed_config(name)
     if "mujoco" in name or name.startswith("tuned/"):
         box2d = config["data"]["env"]["init_args"]["id"].startswith(("Lunar", "Bipedal"))
         pytest.importorskip("Box2D" if box2d else "mujoco")
-    algorithm = getattr(lightning_rl, config["model"]["class_path"])
+    algorithm = getattr(lightning_rl, config["model"]["class_path"].removeprefix("lightning_rl."))
     clones = algorithm is lightning_rl.BehaviorCloning  # no ratio: an expert has acted
     firsts, original = [], algorithm.loss
     background = "AsyncCollector" in str(config["data"].get("collector"))
@@ -518,11 +527,12 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.policy.path", "smolvla"]
     # The shipped numbers fit each other. Those of rows, of which all else is each, are less here, as are passes over them.
     settings, data = config["model"]["init_args"], config["data"]
-    assert settings["batch_size"] <= data.get("num_envs", 8) * data.get("buffer_size", 128)
-    assert data.get("num_envs", 8) % settings.get("group_size", 1) == 0
-    assert data.get("buffer_size", 128) % settings.get("sequence_length", 1) == 0
+    length = settings.get("sequence_length") or 1
+    assert settings["batch_size"] <= data["num_envs"] * data["buffer_size"]
+    assert data["num_envs"] % settings.get("group_size", 1) == 0
+    assert data["buffer_size"] % length == 0
     options += ["--model.n_epochs", "1"]
-    envs = data.get("num_envs", 8)
+    envs = data["num_envs"]
     if "vla" in name or "pixels" in name:
         envs = settings.get("group_size", 4)
         options += ["--data.num_envs", str(envs), "--model.batch_size", str(8 * envs)]
@@ -530,7 +540,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--data.num_envs", "24", "--model.batch_size", "24"]
     if name.startswith(("ppo", "tuned/")):
         rows = 8 if "pixels" in name else -(-settings["batch_size"] // envs)
-        rows = max(rows, settings.get("sequence_length", 8))
+        rows = max(rows, length if length > 1 else 8)
         options += ["--data.buffer_size", str(rows)]
     if name == "two_doors_noise.yaml":
         few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
@@ -538,7 +548,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.policy.checkpoint", str(newest())]
     if name.startswith("quadruped_student"):
         options += ["--data.num_envs", "32"]
-    if "teacher" in settings:
+    if settings.get("teacher"):
         one = ["--trainer.run_dir", settings["teacher"], "--trainer.max_steps", "1"]
         run(["fit", "--config", "ppo_quadruped.yaml", *options, *one])
     elif clones:

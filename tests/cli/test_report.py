@@ -322,6 +322,7 @@ document.querySelector("[data-axis=seconds]").click();
 at(box.width - 16);
 document.body.dataset.seconds = tip.textContent;
 document.getElementById("each").click();
+document.body.dataset.dashed = chart.querySelectorAll("[stroke-dasharray]").length;
 document.querySelector("#legend button").click();
 document.body.dataset.paths = chart.querySelectorAll("path").length;
 }
@@ -350,7 +351,10 @@ def opened(page):
 
 @needs_chromium
 def test_five_seeds_open_in_a_browser_without_an_error_or_a_request():
-    make_seeds("a", steps=list(range(1000, 101_000, 1000)))
+    make_seeds("a", count=4, steps=list(range(1000, 101_000, 1000)))
+    make_run(
+        "a_20260101_000004", [1.0, 2.0, 3.0], seed=5, steps=[1000, 2000, 3000]
+    )  # stopped early
     make_seeds("b", gain=2.0, clip_coef=0.3, steps=list(range(1000, 101_000, 1000)))
     report("outputs")
     page = Path("report.html")
@@ -364,8 +368,9 @@ def test_five_seeds_open_in_a_browser_without_an_error_or_a_request():
         r"100,000 env stepsclip_coef 0\.3[\d,.]+ \[[\d,.]+, [\d,.]+\], 5 of 5 runs", tips["steps"]
     )
     assert tips["seconds"].startswith("3.33 minutesclip_coef 0.3")
-    # of the group that is left: its band, its line, and those of its five runs
-    assert 'data-paths="7"' in document
+    assert 'data-dashed="1"' in document  # where four runs of five go on
+    # of the group that is left: its band, its two lines, and those of its five runs
+    assert 'data-paths="8"' in document
     assert "<title>Return of an episode of CartPole-v1</title>" in document
 
 

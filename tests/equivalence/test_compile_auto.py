@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
 import lightning_rl
 from lightning_rl import PPO
@@ -17,7 +16,7 @@ from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import PAYS_FROM, CompileDecision, StepsCompileDecision
 from tests.algorithms import peek
 from tests.callbacks import callback
-from tests.helpers import assert_same_run, last, load, train
+from tests.helpers import assert_same_run, last, load, parsed_config, train
 from tests.messages import assert_names, refused
 from tests.variants import after, variant
 
@@ -193,16 +192,16 @@ def test_on_a_gpu_compiling_pays_sooner(kind):
 
 def minibatches_of(config):
     """By the very functions of the algorithm, on the settings alone."""
-    settings = yaml.safe_load(config.read_text())
+    settings = parsed_config(config.relative_to(CONFIGS).as_posix())
     model, data = settings["model"]["init_args"], settings["data"]
     chunk = data["env"].get("init_args", {}).get("chunk_size", 1)
     per_iteration = data["num_envs"] * data["buffer_size"] * chunk
     total = math.ceil(data["total_env_steps"] / per_iteration)
-    cls = getattr(lightning_rl, settings["model"]["class_path"])
+    cls = getattr(lightning_rl, settings["model"]["class_path"].removeprefix("lightning_rl."))
     policy = model.pop("policy").get("init_args", {})
     stand_in = SimpleNamespace(
         **{"sequence_length": None, **model},
-        policy=SimpleNamespace(evaluates_sequences="memory" in policy),
+        policy=SimpleNamespace(evaluates_sequences=bool(policy.get("memory"))),
         data=SimpleNamespace(**data, total_iterations=total, env_steps_per_iteration=per_iteration),
         trainer=SimpleNamespace(max_steps=-1, max_epochs=-1),
     )

@@ -231,7 +231,8 @@ def test_the_command_line_takes_a_backbone_of_transformers(directories, tmp_path
         "init_args": {"path": str(directories / "paligemma"), "freeze": ["*vision*"]},
     }
     config = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
-    config["model"]["init_args"]["policy"]["init_args"]["backbone"] = backbone
+    policy = {"class_path": "VLAPolicy", "init_args": {"backbone": backbone}}
+    config["model"]["init_args"]["policy"] = policy
     config["data"]["collector"]["init_args"]["episodes"] = 8
     config["data"] |= {"num_envs": 4, "num_eval_episodes": 1, "iterations_per_epoch": 8}
     config["model"]["init_args"]["batch_size"] = 16
