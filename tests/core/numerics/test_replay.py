@@ -220,8 +220,6 @@ ON_DISK = "more ends than there is room for", "a tree"
 )
 def test_each_index_gives_what_single_transitions_give(case, storage, tmp_path, monkeypatch):
     settings, capacity, lengths = CASES[case]
-    if storage == "disk" and case not in ("more ends than there is room for", "a tree"):
-        pytest.skip("the same code")
     monkeypatch.setattr(replay_buffer, "GATHER_BYTES", 2**12)  # several groups
     settings = {"space": VECTOR, "action": ACTION, **settings}
     stream = Stream(**settings, seed=1)
