@@ -4,8 +4,8 @@ PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or SAC with `configs/
 
 Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints one JSON line, and appends it to
 `--output`: the mean return of the last 100 training episodes and of 20 deterministic evaluation
-episodes (raw rewards); for SAC also the curve, 10 deterministic episodes every `--evaluate_every`
-env steps.
+episodes (raw rewards). SAC's curve, of 10 deterministic episodes every `--evaluate_every` env
+steps, is added to the file of `--curves`.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from curves import add
 
 
 class Returns(BaseCallback):
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--total_env_steps", type=int, default=1_000_000)
     parser.add_argument("--random_env_steps", type=int, default=5_000, help="of SAC")
     parser.add_argument("--evaluate_every", type=int, default=10_000, help="of SAC, in env steps")
+    parser.add_argument("--curves", type=Path, default=Path("curves.json"), help="of SAC")
     parser.add_argument("--output", type=Path, default=Path("reference_sb3.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -141,8 +144,10 @@ def main() -> None:
         "seconds": round(seconds, 1),
     }
     if args.algorithm == "sac":
-        points = zip(curve.evaluations_timesteps, curve.evaluations_results, strict=True)
-        row["curve"] = [[int(step), round(float(np.mean(r)), 2)] for step, r in points]
+        steps = map(int, curve.evaluations_timesteps)
+        points = dict(zip(steps, map(np.mean, curve.evaluations_results), strict=True))
+        name = "Stable-Baselines3, SAC"
+        add(args.curves, points, name, "eval/avg_reward", args.id, args.seed)
     print(json.dumps(row))
     with args.output.open("a") as file:
         file.write(json.dumps(row) + "\n")

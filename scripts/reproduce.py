@@ -1,8 +1,9 @@
 r"""Train one config with several seeds, and evaluate the final policies.
 
 Appends one JSON line per seed to a file: the mean return of the last 100 training episodes
-(stochastic policy) and of the deterministic evaluation of the last checkpoint, and the wall-clock
-and CPU seconds of training. Prints the mean over the seeds with its 95 % interval (Student's t).
+(stochastic policy) and of the deterministic evaluation of the last checkpoint, the mean `--metric`
+of the last three evaluations during training, and the wall-clock and CPU seconds of training.
+Prints the mean over the seeds with its 95 % interval (Student's t).
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5 --jobs 2
     python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from curves import keep
+from lightning_rl.extensions.reports.runs import read_run
 
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 """97.5 % quantile of Student's t for a number of seeds."""
@@ -51,12 +53,14 @@ def train(
     rl_cli("sweep", *begun, *jobs, "--output_dir", str(args.output_dir))
     sweep = max(args.output_dir.glob(f"{name}_sweep_*/sweep.yaml")).parent
     runs = sorted(path.parent for path in sweep.glob("trial_*_2*/run.json"))
-    return [evaluated(config, overrides, run_dir, args.episodes) for run_dir in runs]
+    return [evaluated(config, overrides, run_dir, args) for run_dir in runs]
 
 
-def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -> tuple[dict, Path]:
+def evaluated(
+    config: str, overrides: list[str], run_dir: Path, args: argparse.Namespace
+) -> tuple[dict, Path]:
     """Evaluate the last policy of a trial; return its results and its run directory."""
-    rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
+    rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(args.episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     written = json.loads((run_dir / "run.json").read_text())
     seconds = [part["seconds"] for part in (written, *written["earlier"])]
@@ -69,6 +73,7 @@ def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -
         "env_steps": evaluation["env_steps"],
         "train_return_last_100": mean(statistics["returns"]),
         "train_length_last_100": mean(statistics["lengths"]),
+        "eval_last_three": mean(read_run(run_dir, [args.metric]).curve(args.metric)[2][-3:]),
         "eval_return": evaluation["avg_reward"],
         "eval_length": evaluation["avg_length"],
         "eval_success": evaluation["success_rate"],
@@ -80,9 +85,9 @@ def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -
     return row, run_dir
 
 
-def mean(values: list[float]) -> float | None:
+def mean(values: list[float] | np.ndarray) -> float | None:
     """Return the average; None without episodes, as in cloning."""
-    return float(np.mean(values)) if values else None
+    return float(np.mean(values)) if len(values) else None
 
 
 def interval(values: list[float]) -> str:
@@ -106,6 +111,7 @@ def main() -> None:
     parser.add_argument("--warm_as", default="trainer.init_from", help="setting of its checkpoint")
     parser.add_argument("--curves", type=Path, help="file that keeps the curves")
     parser.add_argument("--metric", default="eval/avg_reward", help="of the curves")
+    parser.add_argument("--name", help="of the curves; the config if not given")
     parser.add_argument("--env", help="name of the env of the curves")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -119,7 +125,8 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
         if args.curves and config == args.config:
-            keep(args.curves, [run_dir for _, run_dir in done], config, args.metric, args.env)
+            runs, name = [run_dir for _, run_dir in done], args.name or config
+            keep(args.curves, runs, name, args.metric, args.env)
         return done
 
     if args.warm_start:
@@ -130,7 +137,13 @@ def main() -> None:
     else:
         rows = run(args.config, args.seeds, overrides)
     rows = [row for row, _ in rows]
-    told = ["train_return_last_100", "eval_return", "eval_length", "eval_success"]
+    told = [
+        "train_return_last_100",
+        "eval_last_three",
+        "eval_return",
+        "eval_length",
+        "eval_success",
+    ]
     for key in (*told, "seconds", "cpu_seconds"):
         if rows[0][key] is None:
             continue

@@ -2,7 +2,7 @@
 # Reproduce the tables of docs/results.md, one row by one command. Some families need extras (pip install
 # -e '.[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
 #
-#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory|offline
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,13 +54,21 @@ reference) # pip install stable-baselines3
     done
   done
   ;;
-off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
-  python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 "${@:2}"
-  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 --total_env_steps 500_000
-  python scripts/sac_curves.py --configs sac_best.yaml --ids Walker2d-v5 --seeds 4 5
-  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --label bf16 --trainer.precision bf16-mixed
-  python scripts/sac_curves.py --configs sac_best.yaml --ids Humanoid-v5 --seeds 1 2 3 --total_env_steps 500_000 \
-    --label bf16 --trainer.precision bf16-mixed
+off_policy) # with the interpreter of an environment of Stable-Baselines3 also its SAC: off_policy PYTHON
+  sac() { # an evaluation every 10,000 env steps: sac NAME ID "SEEDS" SETTINGS...
+    row off_policy $RETURN "${1%%,*}" 10 "$3" --name "$1" --data.env.id $2 --data.iterations_per_epoch 625 \
+      --model.random_env_steps 5_000 --trainer.num_threads 1 --data.total_env_steps 100_000 "${@:4}"
+  }
+  for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
+    sac sac.yaml $id "1 2 3"
+    for seed in ${2:+1 2 3}; do
+      "$2" scripts/reference_sb3.py --algorithm sac --id $id --seed $seed --total_env_steps 100_000 --curves $curves/off_policy.json
+    done
+  done
+  for id in HalfCheetah-v5 Hopper-v5; do sac sac_best.yaml $id "1 2 3" --data.total_env_steps 500_000; done
+  sac sac_best.yaml Walker2d-v5 "3 4 5"
+  sac "sac_best.yaml, bf16" HalfCheetah-v5 "1 2 3" --trainer.precision bf16-mixed
+  sac "sac_best.yaml, bf16" Humanoid-v5 "1 2 3" --trainer.precision bf16-mixed --data.total_env_steps 500_000
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000 --data.collector AsyncCollector --model.compile true
   row off_policy $RETURN dqn_cart_pole.yaml 100 "11 12 13 14 15 16 17 18 19 20"
@@ -72,18 +80,23 @@ demonstrations)
   row demonstrations $SUCCESS rlpd_push_cube.yaml 50 "1 2 3" --env "PushCube, sparse reward"
   row demonstrations $SUCCESS sac_residual_push_cube.yaml 1000 "11 12 13" --env "PushCube, from a clone" \
     --warm_start push_cube_bc.yaml --warm_as model.policy.checkpoint
-  python scripts/offline_push_cube.py outputs/offline --seeds 11 12 13
+  ;;
+offline)
+  rl-cli fit --config sac_push_cube.yaml --data.total_env_steps 60_000 --trainer.run_dir outputs/half
+  record() { python scripts/record_demonstrations.py demonstrations/push_cube_mixed --task PushCube --episodes "$@"; }
+  record 200
+  record 800 --run outputs/half
+  for config in iql awac; do run ${config}_push_cube.yaml 200 "11 12 13"; done
+  run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256
+  # SAC from nothing and from IQL: the curve says after how many env steps an evaluation has a success of .95.
+  sac=(--data.iterations_per_epoch 20 --data.total_env_steps 120_000)
+  sac+=(--model.policy.hidden_sizes "[256, 256]" --model.policy.critic_normalization layer)
+  run sac_push_cube.yaml 200 "11 12 13" "${sac[@]}"
+  run sac_push_cube.yaml 200 "11 12 13" "${sac[@]}" --warm_start iql_push_cube.yaml --model.random_env_steps 0 --model.learning_starts 5_000
   ;;
 fetch)
-  fetch() {
-    python scripts/fetch.py outputs/fetch_$1 --config sac_fetch_$1.yaml --seeds $2
-    for seed in $2; do
-      rl-cli validate --ckpt_path outputs/fetch_$1/seed_$seed --trust_code true --data.num_eval_episodes 200
-    done
-    python scripts/curves.py $curves/demonstrations.json outputs/fetch_$1 --name sac_fetch_$1.yaml --metric $SUCCESS --env Fetch${1^}-v4
-  }
-  fetch reach "1 2 3"
-  fetch push "1 2 4" # the settings were chosen on 3
+  row demonstrations $SUCCESS sac_fetch_reach.yaml 200 "1 2 3" --env FetchReach-v4
+  row demonstrations $SUCCESS sac_fetch_push.yaml 200 "1 2 4" --env FetchPush-v4 # the settings were chosen on 3
   ;;
 pick_cube)
   python scripts/hil_pick_cube.py record demonstrations/pick_cube

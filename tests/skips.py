@@ -1,6 +1,6 @@
 """Print which tests were skipped, by reason; fail for a reason that the table does not list.
 
-    pytest --junitxml one.xml; python tests/skips.py one.xml
+pytest --junitxml one.xml; python tests/skips.py one.xml
 """
 
 import re
@@ -24,7 +24,9 @@ def skipped(path):
     for case in ElementTree.parse(path).iter("testcase"):
         for element in case.iter("skipped"):
             if element.get("type") != "pytest.xfail":
-                yield re.sub(r"^could not import '(\w+)'.*", r"could not import '\1'", element.get("message"))
+                yield re.sub(
+                    r"^could not import '(\w+)'.*", r"could not import '\1'", element.get("message")
+                )
 
 
 def main(paths):

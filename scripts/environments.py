@@ -1,0 +1,128 @@
+"""Run the tests that need an environment of their own, and keep the results in tests/README.md.
+
+    python scripts/environments.py                         # all; those of .ci/run are not repeated
+    python scripts/environments.py robots python-3.13      # some
+    python scripts/environments.py --folder DIRECTORY      # keep the environments
+
+`uv` makes the environments. Python versions that it cannot download are looked for in pyenv's
+folder. A row holds what the last command printed last; a failed command ends an environment.
+"""
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "tests" / "README.md"
+DEV = ("-c", "constraints.txt", "-e", ".[dev]")
+PYTEST = ("pytest", "pytest-timeout", "pytest-xdist", "av", "optuna")
+
+
+class Environment(NamedTuple):
+    """A Python version, what is installed, and the commands that run there.
+
+    Without packages, the commands run in the environment of this script. `{lerobot}` in a command
+    is the interpreter of the environment with that name.
+    """
+
+    python: str
+    packages: tuple[str, ...]
+    commands: tuple[str, ...]
+
+
+ENVIRONMENTS = {
+    "python-3.12": Environment("3.12", DEV, ("pytest",)),
+    "python-3.13": Environment("3.13", DEV, ("pytest",)),
+    "envpool": Environment(
+        "3.11", ("-e", ".[envpool]", *PYTEST), ("pytest -n 0 tests/numerics/test_envpool.py",)
+    ),
+    "robots": Environment(
+        "3.11",
+        ("-c", "constraints-robots.txt", "-e", ".[robots]", *PYTEST),
+        (
+            "pytest -n 0 tests/cli/test_commands.py -k hil_pick_cube.yaml",
+            "pytest -n 0 tests/cli/test_commands.py -k fetch",
+            "python scripts/robot_envs.py",
+        ),
+    ),
+    "lerobot": Environment("3.12", ("lerobot==0.6.1", "transformers", "diffusers", "peft"), ()),
+    "with-lerobot": Environment(
+        "",
+        (),
+        (
+            "python scripts/lerobot_arm.py {lerobot}",
+            "python scripts/lerobot_policies.py --python {lerobot}",
+            "python scripts/lerobot_roundtrip.py",
+        ),
+    ),
+    "yardsticks": Environment(
+        "", (), ("python scripts/bench_peers.py --workloads W1 --repeats 1",)
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}")
+    parser.add_argument("--folder", type=Path, help="of the environments; temporary if not given")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (args.folder or Path(scratch)).absolute()
+        results = {name: result_of(name, folder) for name in args.names or ENVIRONMENTS}
+    return int(any(result.startswith("failed") for result in results.values()))
+
+
+def result_of(name: str, folder: Path) -> str:
+    """Make an environment, run its commands there, and write the row of the page."""
+    environment = ENVIRONMENTS[name]
+    binaries = folder / name / "bin" if environment.packages else Path(sys.executable).parent
+    try:
+        if environment.packages and not (folder / name).exists():
+            run(["uv", "venv", "--python", interpreter(environment.python), str(folder / name)])
+            target = ["--python", str(binaries / "python")]
+            run(["uv", "pip", "install", "--quiet", *target, *environment.packages])
+        result = "installed"
+        for command in environment.commands:
+            program, *arguments = command.format(lerobot=folder / "lerobot/bin/python").split()
+            result = run([str(binaries / program), *arguments]).strip().splitlines()[-1]
+    except subprocess.CalledProcessError as error:
+        result = f"failed: {(error.stdout.strip() or 'no output').splitlines()[-1]}"
+    print(f"{name}: {result}", flush=True)
+    write(name, result)
+    return result
+
+
+def run(command: list[str]) -> str:
+    """Run in the root of the project; return what is printed, errors among it."""
+    print(" ".join(command), file=sys.stderr, flush=True)
+    return subprocess.run(
+        command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
+
+
+def interpreter(version: str) -> str:
+    """Return pyenv's interpreter of a version, or the version, which uv looks for."""
+    places = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(places[-1]) if places else version
+
+
+def write(name: str, result: str) -> None:
+    """Replace the row of an environment in tests/README.md."""
+    commit = run(["git", "rev-parse", "--short", "HEAD"]).strip()
+    result = re.sub(r"[|\x1b].*?(m|$)", "", result)[:160]
+    row = f"| `{name}` | {result} | {datetime.date.today()} | {commit} |"
+    text = PAGE.read_text()
+    pattern = re.compile(rf"^\| `{re.escape(name)}` \|.*$", re.MULTILINE)
+    assert pattern.search(text), f"{PAGE} has no row of {name}"
+    PAGE.write_text(pattern.sub(lambda _: row, text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
