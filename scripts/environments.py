@@ -10,6 +10,7 @@ folder. A row holds what the last command printed last; a failed command ends an
 
 import argparse
 import datetime
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "README.md"
 DEV = ("-c", "constraints.txt", "-e", ".[dev]")
-PYTEST = ("pytest", "pytest-timeout", "pytest-xdist", "av", "optuna")
+ENV = {"MUJOCO_GL": "egl", **os.environ}
+"""Without a display, MuJoCo's envs draw by EGL."""
+
+PYTEST = ("pytest", "pytest-timeout", "pytest-xdist", "optuna", "safetensors")
 
 
 class Environment(NamedTuple):
@@ -103,7 +107,13 @@ def run(command: list[str]) -> str:
     """Run in the root of the project; return what is printed, errors among it."""
     print(" ".join(command), file=sys.stderr, flush=True)
     return subprocess.run(
-        command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=ROOT,
+        env=ENV,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ).stdout
 
 

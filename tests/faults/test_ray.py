@@ -101,6 +101,7 @@ def last_of(directory):
 
 
 @needs_ray
+@pytest.mark.timeout(900)  # it starts processes that import torch, several times
 def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     tmp_path, monkeypatch
 ):
@@ -131,6 +132,7 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
 
 
 @needs_ray
+@pytest.mark.timeout(900)  # it starts processes that import torch, several times
 def test_a_closed_terminal_saves_a_run_with_ray_and_leaves_no_process(tmp_path, monkeypatch):
     """Its signal goes to Ray's processes, too, without which Ray ends the learner."""
     monkeypatch.chdir(tmp_path)
