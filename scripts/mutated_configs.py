@@ -41,83 +41,22 @@ SMALL = {
 }
 """Settings of the data for short runs; mutations override them."""
 
-VALUES = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        2,
-        7,
-        3.5,
-        -0.1,
-        1e9,
-        10**12,
-        10**30,
-        float("inf"),
-        float("nan"),
-        1e-300,
-    ),
-    *(
-        "",
-        "x",
-        "none",
-        "auto",
-        "1e6",
-        "../..",
-        "a.b",
-        "os.system",
-        "ActorCritic",
-        "PPO",
-        "GymnasiumEnv",
-        "é" * 50,
-    ),
-    *(
-        [],
-        [0],
-        [1, 2, 3],
-        ["x"],
-        [[1]],
-        [None],
-        {},
-        {"a": 1},
-        {"class_path": "PPO"},
-        {"init_args": {}},
-    ),
-)
+VALUES = [None, True, False, 0, 1, -1, 2, 7, 3.5, -0.1, 1e9, 10**12, 10**30, 1e-300]
+VALUES += [float("inf"), float("nan"), "", "x", "none", "auto", "1e6", "../..", "a.b", "os.system"]
+VALUES += ["ActorCritic", "PPO", "GymnasiumEnv", "é" * 50, [], [0], [1, 2, 3], ["x"], [[1]], [None]]
+VALUES += [{}, {"a": 1}, {"class_path": "PPO"}, {"init_args": {}}]
 """Values of mutations."""
 
-NAMES = (
-    "gamma",
-    "id",
-    "class_path",
-    "init_args",
-    "env",
-    "policy",
-    "x",
-    "",
-    "a.b",
-    3,
-    None,
-    "encoder",
-    "lr",
-    "devices",
-)
+NAMES = ["gamma", "id", "class_path", "init_args", "env", "policy", "x", "", "a.b", 3, None]
+NAMES += ["encoder", "lr", "devices"]
 """Names of added or renamed keys."""
 
 
 def places(tree, path=()):
     """Yield the paths of all values of a tree."""
-    items = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    )
-    for key, value in items:
+    if not isinstance(tree, dict | list):
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
         yield (*path, key)
         yield from places(value, (*path, key))
 
@@ -128,10 +67,8 @@ def mutate(config, draw):
     holder = config
     for key in path[:-1]:
         holder = holder[key]
-    key, way = (
-        path[-1],
-        draw.choice(("value", "value", "value", "remove", "add", "rename", "swap", "text")),
-    )
+    key = path[-1]
+    way = draw.choice(("value", "value", "value", "remove", "add", "rename", "swap", "text"))
     if way == "remove":
         del holder[key]
     elif way == "add" and isinstance(holder, dict):

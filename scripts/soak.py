@@ -9,7 +9,7 @@ evaluations and checkpoints. About every `--every` env steps it records: env ste
 per second of wall time since the last record, with evaluations and checkpoints), the same per
 second of CPU time, which other load disturbs less, resident memory, threads, open file descriptors,
 and the size of the run directory. `soak.json` is written at each record, so that a crash loses
-little; `soak.png` (needs matplotlib) at the end.
+little.
 
 The warm-up is the first million env steps, or the first tenth of a run shorter than ten million.
 The verdict has two numbers: the slope of resident memory after the warm-up (least squares, MB per
@@ -24,15 +24,12 @@ import argparse
 import json
 import os
 import platform
-import resource
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import torch
 import yaml
@@ -67,7 +64,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="instead of that of the config")
     parser.add_argument("--background", action="store_true", help="collect by an AsyncCollector")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the run")
-    parser.add_argument("--output", type=Path, default=Path("soak.json"), help="and a .png beside")
+    parser.add_argument("--output", type=Path, default=Path("soak.json"), help="of the records")
     parser.add_argument(
         "--check",
         action="store_true",
@@ -76,13 +73,14 @@ def main() -> int:
     args = parser.parse_args()
     every = args.every or min(100_000, max(1, args.total_env_steps // 20))
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(every, args.output, about(args.total_env_steps))
+    about = {"config": CONFIG.name, "total_env_steps": args.total_env_steps}
+    about |= {"python": platform.python_version(), "torch": torch.__version__}
+    recorder = Recorder(every, args.output, about)
     collector = AsyncCollector if args.background else SyncCollector
     stopped = train(args.total_env_steps, args.seed, collector, args.output_dir, recorder)
     result = verdict(recorder.records, args.total_env_steps)
     recorder.write(result | {"stop_signal": stopped})
     print(as_table(recorder.records), as_text(result), sep="\n\n")
-    plot(recorder.records, args.output.with_suffix(".png"))
     print(f"Written to {args.output}")
     if stopped is not None:
         return 2
@@ -145,8 +143,8 @@ class Recorder(Callback):
                 "sps": steps / wall,
                 "sps_cpu": steps / cpu,
                 "rss_mb": resident_mb(),
-                "threads": count_entries("/proc/self/task") or threading.active_count(),
-                "open_files": count_entries("/proc/self/fd") or count_entries("/dev/fd"),
+                "threads": len(os.listdir("/proc/self/task")),
+                "open_files": len(os.listdir("/proc/self/fd")),
                 "run_dir_mb": size_mb(run_dir),
             }
         )
@@ -157,28 +155,9 @@ class Recorder(Callback):
         self.output.write_text(json.dumps(content, indent=2))
 
 
-def about(total_env_steps: int) -> dict[str, Any]:
-    return {
-        "config": CONFIG.name,
-        "total_env_steps": total_env_steps,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
-    }
-
-
 def resident_mb() -> float:
-    """Return the resident memory, or its peak if the system reports only that."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-
-
-def count_entries(directory: str) -> int:
-    return len(os.listdir(directory)) if os.path.isdir(directory) else 0
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def size_mb(directory: Path) -> float:
@@ -239,30 +218,6 @@ def as_text(result: dict[str, Any]) -> str:
         f"{result['sps_ratio']:.3f} (limit {MIN_SPEED:g}), by CPU time "
         f"{result['sps_cpu_ratio']:.3f}.{caution}"
     )
-
-
-def plot(records: list[Record], path: Path) -> None:
-    """Draw memory and speed over env steps."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"No {path.name}: matplotlib is not installed (pip install matplotlib).")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    steps = [r["env_steps"] / 1e6 for r in records]
-    figure, (memory, pace) = pyplot.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")
-    memory.plot(steps, [r["rss_mb"] for r in records])
-    memory.set_ylabel("resident memory, MB")
-    pace.plot(steps, [r["sps"] for r in records], label="per second of wall time")
-    pace.plot(steps, [r["sps_cpu"] for r in records], label="per second of CPU time")
-    pace.set_ylim(bottom=0)
-    pace.set_ylabel("env steps per second")
-    pace.set_xlabel("million env steps")
-    pace.legend()
-    figure.savefig(path, dpi=150)
-    print(f"Written to {path}")
 
 
 if __name__ == "__main__":
