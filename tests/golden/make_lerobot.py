@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 TASKS = ["push the red block left", "push the block\n"]
@@ -61,8 +62,9 @@ def weights_of(shapes):
 
 def fill(golden, place):
     """Copy a golden directory to `place`, with its weights."""
-    shutil.copytree(golden, place, ignore=shutil.ignore_patterns("shapes.json", "io.*"))
-    shapes = json.loads((golden / "shapes.json").read_text())
+    shutil.copytree(golden, place, ignore=shutil.ignore_patterns("io.*"))
+    with safe_open(golden / "io.safetensors", "pt") as io:
+        shapes = json.loads(io.metadata()["shapes"])
     save_file(weights_of(shapes), place / "model.safetensors")
 
 
@@ -196,11 +198,10 @@ def make(to, name, kind, inputs, action_size, fields, rename):
         for part in (policy, before, after):
             part.save_pretrained(whole)
         shapes = {k: list(v.shape) for k, v in load_file(whole / "model.safetensors").items()}
-        rows = (f"{json.dumps(name)}: {shape}" for name, shape in shapes.items())
-        (whole / "shapes.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
         save_file(weights_of(shapes), whole / "model.safetensors")
         policy = get_policy_class(kind).from_pretrained(whole, strict=True)
-        save_file(run(policy, before, after, inputs, action_size, rename), whole / "io.safetensors")
+        io = run(policy, before, after, inputs, action_size, rename)
+        save_file(io, whole / "io.safetensors", {"shapes": json.dumps(shapes)})
         keep = shutil.ignore_patterns("model.safetensors", "tokenizer")
         shutil.copytree(whole, place, ignore=keep)
 
