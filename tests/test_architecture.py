@@ -547,18 +547,18 @@ def test_every_package_has_a_defect_among_the_mutations(mutations):
 
 def test_the_slow_cases_and_the_quick_ones_that_protect_the_same_are_there():
     offenders = []
-    for test, cases in SLOW_CASES.items():
-        file = test.split("::")[0]
-        quick = [case if not case.startswith("[") else test + case for case in cases.values()]
-        for name in (test, *quick):
-            home, _, function = name.rpartition("::")
-            path = SOURCE.parents[1] / "tests" / (home or file)
-            if f"def {function.split('[')[0]}(" not in path.read_text():
+    for slow, protector in SLOW_CASES.items():
+        file, _, test = slow.partition("::")
+        quick = slow.split("[")[0] + protector if protector.startswith("[") else protector
+        quick = quick if "::" in quick else f"{file}::{quick}"
+        for name in (slow, quick):
+            home, _, function = name.split("[")[0].partition("::")
+            if f"def {function}(" not in (SOURCE.parents[1] / "tests" / home).read_text():
                 offenders.append(name)
-            if name != test and is_slow(name if home else f"{file}::{name}"):
-                offenders.append(f"{name} is slow too")
-        if "" in cases and parametrised(SOURCE.parents[1] / "tests" / file, test.split("::")[1]):
-            offenders.append(f"{test} has cases, and none of them is named")
+        if is_slow(quick):
+            offenders.append(f"{quick} is slow too")
+        if "[" not in test and parametrised(SOURCE.parents[1] / "tests" / file, test):
+            offenders.append(f"{slow} has cases, and none of them is named")
     none(offenders)
 
 

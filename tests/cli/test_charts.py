@@ -94,10 +94,7 @@ RUNS = {
     "remote collectors": in_processes,
     "PPO in the background": partial(train, env=SHORT, data={"collector": background(1), **FEW}),
     "GRPO": partial(
-        train,
-        env=SHORT,
-        data=FEW,
-        model={"algorithm": GRPO, "group_size": 2, "kl_coef": 0.1},
+        train, env=SHORT, data=FEW, model={"algorithm": GRPO, "group_size": 2, "kl_coef": 0.1}
     ),
     "GRPO of some groups": partial(
         train,
@@ -109,10 +106,7 @@ RUNS = {
     "cloning by a flow": partial(clone, head="flow"),
     "SAC": off_policy,
     "an arm with a gripper": partial(
-        train,
-        env=helped_arm,
-        data={"replay": MixedReplay, **FEW},
-        model={"algorithm": GripperSAC},
+        train, env=helped_arm, data={"replay": MixedReplay, **FEW}, model={"algorithm": GripperSAC}
     ),
     "somebody takes over": partial(train, env=partial(helped, source=Schedule())),
     "two losses": partial(train, model={"algorithm": TwoLosses, "batch_size": 32}),

@@ -445,15 +445,7 @@ def test_every_shipped_off_policy_config_trains(name):
         text = shipped_configs()[name].read_text()
         assert "fps: 10.0" in text
         Path(name).write_text(text.replace("fps: 10.0", "fps: 200.0"))
-    run(
-        [
-            "fit",
-            "--config",
-            name,
-            *small,
-            *TWO_ITERATIONS,
-        ]
-    )
+    run(["fit", "--config", name, *small, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     passed = {objective: count["passed"] for objective, count in state["guards"].items()}
     settings = parsed_config(name)["model"]["init_args"]

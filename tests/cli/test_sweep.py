@@ -352,11 +352,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             "sweep.first: model.gamma is 1, but sweep.space has it from 0.8 to 0.99.",
         ),
         (["--resume", "nowhere"], 1, "A resumed sweep keeps its settings: --config, --data.buffer"),
-        (
-            ["--sweep.address", "local"],
-            2,
-            "no option 'address'. A sweep runs on one machine",
-        ),
+        (["--sweep.address", "local"], 2, "no option 'address'. A sweep runs on one machine"),
         (["--sweep.seed=-1"], 1, "sweep.seed must be at least 0, got -1."),
         (
             ["--sweep.space", "{model.gamma: {low: 1.0, high: 0.9}}"],
@@ -572,10 +568,7 @@ def test_a_string_in_quotes_stays_one(tmp_path):
     assert (read.space, read.first, read.trials) == (space, first, 3)
     assert kept_settings(path).first == first
     check_first(space_of(read.space), read.first)
-    given = [
-        "--sweep",
-        "{first: [{x: 'off'}], space: {x: ['off']}, search_args: {n: 'no'}}",
-    ]
+    given = ["--sweep", "{first: [{x: 'off'}], space: {x: ['off']}, search_args: {n: 'no'}}"]
     read = sweep_settings([*given, "--sweep.search_args.n", "6"])
     assert read.first == [{"x": "off"}]
     assert read.search_args == {"n": 6}, "what is said last counts, and is no YAML in quotes"

@@ -144,8 +144,7 @@ def measures():
     """Make callbacks that measure an update, and all rollouts (in `REWARDING`)."""
     return [
         callback(
-            on_train_start=begin_to_measure,
-            on_train_end=lambda *_: setattr(BYTES, "module", None),
+            on_train_start=begin_to_measure, on_train_end=lambda *_: setattr(BYTES, "module", None)
         ),
         at_iteration(1, lambda trainer: BYTES.__enter__(), "on_train_batch_start"),
         at_iteration(2, lambda trainer: BYTES.__exit__(None, None, None)),

@@ -55,10 +55,7 @@ RUNS = {
         "env": lambda n: ValueProbe(n, delay=15),
         "model": GRPO_MODEL | {"kl_coef": 0.1},
     },
-    "PPO recurrent": {
-        "policy": {"memory": LSTM},
-        "model": {"sequence_length": 8, "burn_in": 4},
-    },
+    "PPO recurrent": {"policy": {"memory": LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
     "GRPO going on": {"model": GRPO_MODEL | {"reset_every_rollout": False, "mode": "step"}},
 }
 

@@ -75,8 +75,7 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
 
 
 @pytest.mark.parametrize(
-    ("trainer", "minibatches"),
-    [({"max_epochs": 1}, STEPS // 2), ({"max_steps": 1}, STEPS // 6)],
+    ("trainer", "minibatches"), [({"max_epochs": 1}, STEPS // 2), ({"max_steps": 1}, STEPS // 6)]
 )
 def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_path, said):
     train(tmp_path, trainer=trainer)

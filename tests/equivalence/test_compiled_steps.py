@@ -356,21 +356,9 @@ def remembering(env):
 
 REFUSED = {
     "a decision": (walk("Decides", decides), None, "test_compiled_steps.py, line "),
-    "a list": (
-        walk("Lists", lists, past=list),
-        None,
-        "Lists.past",
-    ),
-    "an attribute": (
-        walk("Sets", sets, steps=int),
-        None,
-        "Sets.steps",
-    ),
-    "a tensor written": (
-        walk("Writes", writes, sum=lambda: torch.zeros(4, 1)),
-        None,
-        "Writes.sum",
-    ),
+    "a list": (walk("Lists", lists, past=list), None, "Lists.past"),
+    "an attribute": (walk("Sets", sets, steps=int), None, "Sets.steps"),
+    "a tensor written": (walk("Writes", writes, sum=lambda: torch.zeros(4, 1)), None, "Writes.sum"),
     "global draws": (
         walk("Draws", lambda env, state, action: (state, action + torch.randn(4, 1))),
         None,

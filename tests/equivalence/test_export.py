@@ -66,10 +66,7 @@ PRIVILEGED = spaces.Dict({**MASKED.spaces, "secret": NUMBERS})
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 SEEN = spaces.Dict({"rgb": PICTURE, "joints": NUMBERS, "goal": spaces.Discrete(4)})
 STRUCTURE = spaces.Dict(
-    {
-        "arm": BOX,
-        "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
-    }
+    {"arm": BOX, "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)])}
 )
 
 POLICIES = {
@@ -89,10 +86,7 @@ POLICIES = {
     ),
     "LSTM, noise, chunks": (
         lambda: ActorCritic(
-            NUMBERS,
-            spaces.Box(-1, 1, (4, 3)),
-            memory=partial(LSTM, size=8),
-            noise_correlation=0.9,
+            NUMBERS, spaces.Box(-1, 1, (4, 3)), memory=partial(LSTM, size=8), noise_correlation=0.9
         ),
         (["observation", "state"], ["action", "next_state"]),
     ),

@@ -243,18 +243,12 @@ class OwnParameter(PPO):
 
 
 REFUSED = {
-    "compile": (
-        {"compile": True},
-        ("trainer.strategy fsdp", "model.compile", "true"),
-    ),
+    "compile": ({"compile": True}, ("trainer.strategy fsdp", "model.compile", "true")),
     "pattern": (
         {"backbone": variant(Layers, blocks=("layers",))},
         ("'backbone.layers'", "VLAPolicy", "ModuleList", "'backbone.layers.*'"),
     ),
-    "scalar": (
-        {"backbone": after(Layers, build=add_a_scalar)},
-        ("VLAPolicy", "backbone.bias"),
-    ),
+    "scalar": ({"backbone": after(Layers, build=add_a_scalar)}, ("VLAPolicy", "backbone.bias")),
     "objectives": (
         {"algorithm": variant(PPO, "TwoObjectives", configure_objectives=two_objectives)},
         ("trainer.strategy fsdp", "TwoObjectives", "'one', 'two'"),

@@ -8,13 +8,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import (
-    GRPO,
-    AsyncCollector,
-    PushCube,
-    SyncCollector,
-    load_policy,
-)
+from lightning_rl import GRPO, AsyncCollector, PushCube, SyncCollector, load_policy
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk
 from lightning_rl.extensions.managers import Event
@@ -92,10 +86,7 @@ class Counting:
 
 
 UNCOMPILED = {
-    "draws": (
-        noisy,
-        ("aten.rand.default", "self.uniform(count)", "env.uniform(count)"),
-    ),
+    "draws": (noisy, ("aten.rand.default", "self.uniform(count)", "env.uniform(count)")),
     "a decision": (decided, ("test_terms.py, line",)),
     "an attribute": (Counting, ("Counting.count",)),
 }

@@ -197,11 +197,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
         ),
         (
             "SharedSeed",
-            (
-                "seeds",
-                "warning",
-                "all 4 envs begin with the same observation: they share a seed",
-            ),
+            ("seeds", "warning", "all 4 envs begin with the same observation: they share a seed"),
         ),
         (
             "IgnoresItsSeed",
@@ -235,10 +231,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             "HalfAState",
             ("resume", "error", "the restored env gave a different reward after 1 steps"),
         ),
-        (
-            "NotFinite",
-            ("reward", "error", "it was inf at step 0 of env 0"),
-        ),
+        ("NotFinite", ("reward", "error", "it was inf at step 0 of env 0")),
         (
             "FinalOfTheNext",
             (

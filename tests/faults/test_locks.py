@@ -84,11 +84,7 @@ def arguments_of(cls):
             if (
                 name not in seen
                 and not name.startswith("_")
-                and parameter.kind
-                in (
-                    parameter.POSITIONAL_OR_KEYWORD,
-                    parameter.KEYWORD_ONLY,
-                )
+                and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             ):
                 seen.add(name)
                 yield name, str(parameter.annotation)

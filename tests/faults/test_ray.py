@@ -236,10 +236,7 @@ def cluster(address, **room):
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        (
-            "127.0.0.1:9",
-            ("127.0.0.1:9", "answer", "head"),
-        ),
+        ("127.0.0.1:9", ("127.0.0.1:9", "answer", "head")),
         ("nowhere.invalid:6379", ("nowhere.invalid:6379", "machine")),
         ("node0", ("host:port", "node0:6379", "'node0'")),
     ],
@@ -461,17 +458,12 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
             assert_refused(none, *command, HOME=str(tmp_path / "nobody"))
         arm = ("--data.env.id", "my_robot:Arm-v0")
         assert_refused(
-            ("env", "node", "'my_robot'", "PYTHONPATH"),
-            *fit(addresses[0], *arm),
-            LEARNER="1",
+            ("env", "node", "'my_robot'", "PYTHONPATH"), *fit(addresses[0], *arm), LEARNER="1"
         )
         resources = f"--resources={json.dumps({by_ray.resource_of('old'): 1})}"
         places = os.pathsep.join([str(old.parent), os.environ.get("PYTHONPATH", "")])
         with node(home, f"--address={addresses[0]}", resources, PYTHONPATH=places):
-            assert_refused(
-                ("node", "torch 1.0"),
-                *fit(addresses[0], "--data.collector.run", "old"),
-            )
+            assert_refused(("node", "torch 1.0"), *fit(addresses[0], "--data.collector.run", "old"))
     with node(home, "--head", f"--port={ports[1]}", program=("-c", OTHER_RAY)):
         versions = (addresses[1], "Version mismatch")
         assert_refused(versions, *fit(addresses[1]))

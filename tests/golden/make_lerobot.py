@@ -116,10 +116,7 @@ def recipes():
             "diffusion",
             [state, environment],
             3,
-            {
-                **unet,
-                **{"down_dims": (16, 32), "n_action_steps": 4, "num_train_timesteps": 12},
-            },
+            {**unet, **{"down_dims": (16, 32), "n_action_steps": 4, "num_train_timesteps": 12}},
             {},
         ),
         "diffusion_cameras": (

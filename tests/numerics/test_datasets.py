@@ -245,14 +245,8 @@ def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
             {"action_space": Discrete(3)},
             ("action", "float32", "[2]", "int64", "[]", "keys: {<column>: action}"),
         ),
-        (
-            {"observation_space": Dict({"speed": Box(-1, 1, (3,))})},
-            ("'observation.speed'", "keys"),
-        ),
-        (
-            {"fps": 30},
-            ("12.5 frames per second", "30 steps per second"),
-        ),
+        ({"observation_space": Dict({"speed": Box(-1, 1, (3,))})}, ("'observation.speed'", "keys")),
+        ({"fps": 30}, ("12.5 frames per second", "30 steps per second")),
         (
             {"keys": {"observation.stat": "observation"}},
             ("keys", "'observation.stat'", "close matches: observation.state"),

@@ -657,8 +657,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["PPO, two encoders", "SAC", pytest.param("TD3, two encoders", marks=pytest.mark.slow)],
+    "name", ["PPO, two encoders", "SAC", pytest.param("TD3, two encoders", marks=pytest.mark.slow)]
 )
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     eager, *_ = train(tmp_path / "eager", **settings(name))

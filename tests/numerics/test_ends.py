@@ -146,10 +146,7 @@ def batched(how):
         ("no rows", ("'Batched-v0'", "env 0", "final_obs")),
         ("other rows", ("'Batched-v0'", "env 0", "final_obs")),
         ("one row", ("GymnasiumEnv", "final_obs", "[1, 2]", "[3, 2]")),
-        (
-            "short rows",
-            ("'Batched-v0'", "final_obs", "[1, 1]", "[1, 2]"),
-        ),
+        ("short rows", ("'Batched-v0'", "final_obs", "[1, 1]", "[1, 2]")),
     ],
 )
 def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):

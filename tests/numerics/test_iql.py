@@ -354,10 +354,7 @@ UNREWARDED = after(DatasetCollector, collect=forget_rewards)
         ({"model": {"expectile": 0.4}}, "expectile"),
         ({"model": {"actions_within": 1.0}}, "actions_within"),
         ({"model": {"gae_lambda": 1.1}}, "gae_lambda"),
-        (
-            {"data": {"collector": SyncCollector, "offline": True}},
-            "data.collector",
-        ),
+        ({"data": {"collector": SyncCollector, "offline": True}}, "data.collector"),
         ({"env": None}, ("data.env", "data.offline: true")),
     ],
 )

@@ -36,15 +36,7 @@ from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
 from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
-from tests.golden.make_lerobot import (
-    PIXELS,
-    ROWS,
-    TASKS,
-    fill,
-    pixels_of,
-    recipes,
-    weights_of,
-)
+from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, fill, pixels_of, recipes, weights_of
 from tests.helpers import (
     assert_same,
     assert_same_run,
@@ -201,11 +193,7 @@ OPTIONS = [
     ("act", {"temporal_ensemble_coeff": 0.01}, "temporal_ensemble_coeff: 0.01"),
     ("act", {"n_obs_steps": 2}, "n_obs_steps: 2"),
     ("act", {"use_peft": True}, "use_peft: true"),
-    (
-        "act",
-        {"vision_backbon": "resnet18"},
-        ("'vision_backbon'", "vision_backbone"),
-    ),
+    ("act", {"vision_backbon": "resnet18"}, ("'vision_backbon'", "vision_backbone")),
     ("act", {"dim_model": "wide"}, ("dim_model", "'wide'", "int")),
     ("act", {"feedforward_activation": "glu"}, ("feedforward_activation", "'glu'")),
     ("act", {"n_action_steps": 9}, ("n_action_steps=9", "[1, 8]")),
@@ -461,15 +449,7 @@ def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
     ppo += ["--data.total_env_steps", "256", "--data.iterations_per_epoch", "2"]
     run_cli([*ppo, "--trainer.init_from", str(cloned), "--exp_name", "whole"])
     run_cli(
-        [
-            *ppo,
-            "--trainer.init_from",
-            str(cloned),
-            "--exp_name",
-            "cut",
-            "--trainer.max_epochs",
-            "1",
-        ]
+        [*ppo, "--trainer.init_from", str(cloned), "--exp_name", "cut", "--trainer.max_epochs", "1"]
     )
     run_cli(["fit", "--ckpt_path", str(newest("cut")), "--trainer.max_epochs", "-1"])
     assert_same_run(newest("whole"), newest("cut"))
@@ -606,10 +586,7 @@ def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_pat
     """timm and torchvision have the same names; Hugging Face's own network is the reference."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
-        embedding_size=64,
-        hidden_sizes=[64, 128, 256, 512],
-        depths=[2, 2, 2, 2],
-        layer_type="basic",
+        embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
     )
     theirs = transformers.ResNetForImageClassification(config).eval()
     weights = weights_of({k: list(v.shape) for k, v in theirs.state_dict().items()})

@@ -185,13 +185,7 @@ def test_of_several_choices_the_empty_one_is_named():
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
-    [
-        (
-            {"silent_at": 2},
-            ("ActionMask", "'action_mask'", "5 entries"),
-        ),
-        ({"key": "legal"}, None),
-    ],
+    [({"silent_at": 2}, ("ActionMask", "'action_mask'", "5 entries")), ({"key": "legal"}, None)],
 )
 def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
     env = env_with_masks(**kwargs)

@@ -217,11 +217,7 @@ def test_observations_that_a_perceptron_cannot_take(space, message):
             {"squash": True},
             ("squash", "inf", "squash: false"),
         ),
-        (
-            STATE,
-            {"log_std_init": 3.0},
-            ("log_std_init=3.0", "log_std_bounds=[-5.0, 2.0]"),
-        ),
+        (STATE, {"log_std_init": 3.0}, ("log_std_init=3.0", "log_std_bounds=[-5.0, 2.0]")),
         (STATE, {"log_std_init": -6.0}, ("log_std_init", "log_std_bounds")),
         (STATE, {"log_std_bounds": (2.0, -5.0)}, ("log_std_init", "log_std_bounds")),
     ],

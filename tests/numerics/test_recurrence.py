@@ -593,11 +593,7 @@ def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_pat
     encoder = partial(DictEncoder, encoders={"picture": partial(ImpalaCNN, channels=(4,), size=8)})
     run = {
         "env": partial(GymnasiumEnv, id="tests/Shown-v0"),
-        "policy": {
-            "encoder": encoder,
-            "memory": partial(GRU, size=8),
-            "noise_correlation": 0.9,
-        },
+        "policy": {"encoder": encoder, "memory": partial(GRU, size=8), "noise_correlation": 0.9},
         "model": {"sequence_length": 8, "burn_in": 2, "batch_size": 16, "n_epochs": 2},
         "data": {"num_envs": 2, "buffer_size": 16, "total_env_steps": 192},
     }

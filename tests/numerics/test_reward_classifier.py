@@ -196,19 +196,11 @@ def test_failures_alone_may_be_what_shows_no_success(dataset):
 
 
 REFUSED = {
-    "no success is said": (
-        [None] * 3,
-        {},
-        ("0 successful", "3 have no success label"),
-    ),
+    "no success is said": ([None] * 3, {}, ("0 successful", "3 have no success label")),
     "one success": ([True, False, False], {}, "1 successful"),
     "one failure": ([True, True, False], {}, ("1 failed", "negatives: all")),
     "no failure is wanted": ([True, True], {"negatives": "failures"}, "0 failed"),
-    "no beginnings": (
-        [True] * 2,
-        {"positive_frames": 9},
-        ("8 frames", "9"),
-    ),
+    "no beginnings": ([True] * 2, {"positive_frames": 9}, ("8 frames", "9")),
     "a share of all": ([True] * 2, {"held_out": 1.0}, ("held_out", "(0, 1)", "1.0")),
 }
 
@@ -289,10 +281,7 @@ def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     model = classify(
         tmp_path / "run",
         path,
-        frames={
-            "keys": {"observation.images.camera": "observation.camera"},
-            "iterations": 10,
-        },
+        frames={"keys": {"observation.images.camera": "observation.camera"}, "iterations": 10},
         policy={
             "encoder": partial(DictEncoder, encoders={"camera": small}),
             "normalize_observation": False,
@@ -485,11 +474,7 @@ def test_a_policy_learns_by_it_and_resumes_exactly(name, trained, tmp_path, monk
 WRONG = {
     "a policy's": ("policy", None, "holds a PPO, which is no RewardClassifier. Load it by PPO"),
     "no file": ("nowhere", None, "nowhere"),
-    "other observations": (
-        "classifier",
-        "CartPole-v1",
-        ("reward classifier", "(2,)", "(4,)"),
-    ),
+    "other observations": ("classifier", "CartPole-v1", ("reward classifier", "(2,)", "(4,)")),
 }
 
 

@@ -238,11 +238,7 @@ def test_an_env_has_the_spaces_and_units_of_its_robot(tmp_path):
     try:
         observation, _ = env.reset(seed=0)
         assert env.observation_space.contains(observation)
-        assert observation["front"].shape == (
-            8,
-            8,
-            3,
-        )
+        assert observation["front"].shape == (8, 8, 3)
         observation, reward, terminated, truncated, info = env.step(
             np.array([30.0, 99.0], np.float32)
         )

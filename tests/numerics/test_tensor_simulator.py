@@ -9,14 +9,7 @@ import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
-from lightning_rl import (
-    GRPO,
-    PPO,
-    ActorCritic,
-    ReplayBuffer,
-    SyncCollector,
-    TensorSimulator,
-)
+from lightning_rl import GRPO, PPO, ActorCritic, ReplayBuffer, SyncCollector, TensorSimulator
 from lightning_rl.extensions.managers import Event
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
@@ -376,14 +369,8 @@ REFUSED = {
         variant(IsaacLike, "NoBounds", single_action_space=(1,)),
         ("NoBounds", "action space (1,)", "low, high"),
     ),
-    "next-step": (
-        another_mode,
-        ("AutoresetMode.NEXT_STEP", "resets", "by_itself", "a_step_late"),
-    ),
-    "another number": (
-        lambda n: ManiSkillLike(n + 1),
-        ("simulator", "4 envs", "3"),
-    ),
+    "next-step": (another_mode, ("AutoresetMode.NEXT_STEP", "resets", "by_itself", "a_step_late")),
+    "another number": (lambda n: ManiSkillLike(n + 1), ("simulator", "4 envs", "3")),
     "no simulator": (
         lambda n: SimpleNamespace(unwrapped=None, num_envs=3, device="cpu"),
         ("SimpleNamespace", "single_action_space"),

@@ -191,12 +191,7 @@ def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learn
         load(last(tmp_path / "bc"))["state_dict"]["policy.value_head.0.weight"],
     )
     begun = make_policy()
-    ppo = PPO(
-        begun,
-        n_epochs=1,
-        batch_size=16,
-        critic_warmup_iterations=9,
-    )
+    ppo = PPO(begun, n_epochs=1, batch_size=16, critic_warmup_iterations=9)
     warm_start = {"init_from": str(last(tmp_path / "bc"))}
     fit(tmp_path / "ppo", ppo, data_module(iterations=1), **warm_start)
     assert int(begun.version) == 1, "counts its own updates"

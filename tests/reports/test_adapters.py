@@ -77,10 +77,7 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
         ({"r": 2.5}, ("lora", "r=2.5")),
         ({"target_modules": "q_proj"}, ("target_modules", "q_proj", "regular expression")),
         ({"target_modules": "*q_proj"}, ("target_modules", "*q_proj", "regular expression")),
-        (
-            {"target_modules": ["self_attn"]},
-            "SmolVLMForConditionalGeneration",
-        ),
+        ({"target_modules": ["self_attn"]}, "SmolVLMForConditionalGeneration"),
         ({"lora_dropout": "much"}, ("SmolVLMForConditionalGeneration",)),
     ],
 )
@@ -202,10 +199,7 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
             SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
             ("transformers", "wide"),
         ),
-        (
-            {"model_type": "llama", **TEXT},
-            ("transformers", "AutoModelForImageTextToText"),
-        ),
+        ({"model_type": "llama", **TEXT}, ("transformers", "AutoModelForImageTextToText")),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_one_message(config, message):

@@ -228,12 +228,7 @@ def swept(tmp_path):
 
     directory = tmp_path / "sweep"
     directory.mkdir()
-    trainer = {
-        "best_metric": "eval/avg_reward",
-        "best_mode": "max",
-        "num_threads": 1,
-        "devices": 1,
-    }
+    trainer = {"best_metric": "eval/avg_reward", "best_mode": "max", "num_threads": 1, "devices": 1}
     text = json.dumps({"trainer": trainer})
     (directory / "base.yaml").write_text(text)
     space = {"model.gamma": {"low": 0.8, "high": 0.9}}

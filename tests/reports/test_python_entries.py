@@ -8,24 +8,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, MultiBinary
 
-from lightning_rl import (
-    ActorCritic,
-    EpisodeWriter,
-    LeRobotPolicy,
-    read_episodes,
-    write_minari,
-)
+from lightning_rl import ActorCritic, EpisodeWriter, LeRobotPolicy, read_episodes, write_minari
 from lightning_rl.deploy.acting import TrainedPolicy
 from tests.golden.make_lerobot import fill
 from tests.messages import refused
 from tests.numerics.test_lerobot_policies import GOLDEN
 
 TOP = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
-BATCH = {
-    "observation.state": torch.ones(4, 2),
-    "observation.images.top": TOP,
-    "task": ["push"] * 4,
-}
+BATCH = {"observation.state": torch.ones(4, 2), "observation.images.top": TOP, "task": ["push"] * 4}
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import (
-    PPO,
-    ActorCritic,
-    RLDataModule,
-    TensorSimulator,
-)
+from lightning_rl import PPO, ActorCritic, RLDataModule, TensorSimulator
 from tests.helpers import fit_in
 from tests.messages import refused
 from tests.variants import variant

@@ -120,10 +120,7 @@ def cloned(policy, dataset, run_dir, execute=None):
     before = made.actor[-1].bias.detach().clone()
     module = BehaviorCloning(made, n_epochs=3, batch_size=4, compile=False)
     trainer = RLTrainer(
-        run_dir=str(run_dir),
-        enable_progress_bar=False,
-        accelerator="cpu",
-        limit_val_batches=0,
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", limit_val_batches=0
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

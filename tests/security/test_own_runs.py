@@ -80,17 +80,7 @@ def asks(checkpoint, capsys):
 def test_an_own_run_is_resumed_validated_exported_and_loaded_without_a_question(mine, capsys):
     assert Path(os.environ["LIGHTNING_RL_KEY"]).stat().st_mode & 0o777 == 0o600
     run(["validate", "--ckpt_path", "run"])
-    run(
-        [
-            "export",
-            "--ckpt_path",
-            "run",
-            "--format",
-            "safetensors",
-            "--path",
-            "policy.safetensors",
-        ]
-    )
+    run(["export", "--ckpt_path", "run", "--format", "safetensors", "--path", "policy.safetensors"])
     run(["fit", "--ckpt_path", "run", "--data.total_env_steps", "192"])
     assert "--trust_code" not in capsys.readouterr().out
     load_policy("run")

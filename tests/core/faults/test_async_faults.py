@@ -119,10 +119,7 @@ def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(
 ):
     monkeypatch.setattr("lightning_rl.collectors.asynchronous.JOIN_SECONDS", 0.1)
     place = "in step" if vectorization == "sync" else "in recv"
-    with refused(
-        TimeoutError,
-        names=("1 s", "collector", place),
-    ):
+    with refused(TimeoutError, names=("1 s", "collector", place)):
         run(tmp_path, "hang", vectorization, timeout_s=1.0)
 
 

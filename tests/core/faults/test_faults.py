@@ -290,11 +290,7 @@ class FaultyTorchEnv(ValueProbe):
         ("broadcastable reward", ConfigurationError, ("reward", "[1]", "[4]")),
         ("late reward", ConfigurationError, ("reward", "[1]", "[4]")),
         ("late observation", ConfigurationError, ("observation", "[1, 1]", "[4, 1]")),
-        (
-            "nan observation",
-            FloatingPointError,
-            ("nan", "env 0"),
-        ),
+        ("nan observation", FloatingPointError, ("nan", "env 0")),
         ("nan reward", FloatingPointError, ("reward", "nan", "env 0", "step 4")),
     ],
 )

@@ -133,11 +133,7 @@ def test_boxes_without_other_bounds_keep_the_plain_gaussian(space):
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (
-            [0, -1],
-            [512, np.inf],
-            ("entry [0]", "[0, 512]"),
-        ),
+        ([0, -1], [512, np.inf], ("entry [0]", "[0, 512]")),
         ([-1, 0], [1, np.inf], ("entry [1]", "[0, inf]")),
         ([-3, 2], [3, 2], ("entry [0]", "[-3, 3]")),
     ],

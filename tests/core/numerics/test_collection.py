@@ -313,11 +313,7 @@ def test_a_collector_goes_on_exactly(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda n: GymnasiumEnv(n, "CartPole-v1"),
-        lambda n: ValueProbe(n, delay=3),
-    ],
+    "make", [lambda n: GymnasiumEnv(n, "CartPole-v1"), lambda n: ValueProbe(n, delay=3)]
 )
 def test_another_number_of_envs_restarts_the_episodes_with_a_warning(make):
     begun, resumed = collector_of(make(3)), collector_of(make(2))

@@ -145,19 +145,10 @@ def test_six_ways_of_writing_the_outputs_learn_the_same_and_learn(tmp_path):
     ("write", "message"),
     [
         ("none", ("MyPolicy.forward", "NoneType", "TensorDict", "action")),
-        (
-            "no action",
-            ("MyPolicy.forward", "'action'", "torch.int64", "[8]"),
-        ),
+        ("no action", ("MyPolicy.forward", "'action'", "torch.int64", "[8]")),
         ("once", ("MyPolicy.forward", "'action'")),
-        (
-            "no log-prob",
-            ("MyPolicy.forward", "'sample_log_prob'", "torch.float32", "[8]"),
-        ),
-        (
-            "a dimension too many",
-            ("'sample_log_prob'", "torch.float32", "[8, 1]", "[8]"),
-        ),
+        ("no log-prob", ("MyPolicy.forward", "'sample_log_prob'", "torch.float32", "[8]")),
+        ("a dimension too many", ("'sample_log_prob'", "torch.float32", "[8, 1]", "[8]")),
         ("int32", ("'action'", "torch.int32", "torch.int64", "[8]")),
         ("float64", ("'sample_log_prob'", "torch.float64", "torch.float32")),
     ],

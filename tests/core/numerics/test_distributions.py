@@ -417,12 +417,7 @@ def test_a_box_of_one_number_without_a_dimension():
 
 
 @pytest.mark.parametrize(
-    "space",
-    [
-        Box(0, 9, (2,), np.int64),
-        gymnasium.spaces.Text(3),
-        MultiDiscrete([[2, 3], [4, 5]]),
-    ],
+    "space", [Box(0, 9, (2,), np.int64), gymnasium.spaces.Text(3), MultiDiscrete([[2, 3], [4, 5]])]
 )
 def test_other_spaces_are_refused(space):
     with refused(ValueError, names=("Action space", space, "Box, Discrete")):

@@ -349,14 +349,8 @@ def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
         ({"eps": 0.0}, ("eps", "0.0")),
         ({"clip_coef": 1.0}, ("clip_coef", "(0, 1)", "1.0")),
         ({"kl_coef": -1.0}, ("kl_coef", "at least 0", "-1.0")),
-        (
-            {"mode": "trajectory", "truncate_at_first_done": False},
-            "mode: trajectory",
-        ),
-        (
-            {"filter_groups": True, "truncate_at_first_done": False},
-            "filter_groups: true",
-        ),
+        ({"mode": "trajectory", "truncate_at_first_done": False}, "mode: trajectory"),
+        ({"filter_groups": True, "truncate_at_first_done": False}, "filter_groups: true"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message, tmp_path):

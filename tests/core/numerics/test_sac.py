@@ -6,13 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import (
-    SAC,
-    TD3,
-    ConfigurationError,
-    DeterministicActorCritic,
-    SquashedActorCritic,
-)
+from lightning_rl import SAC, TD3, ConfigurationError, DeterministicActorCritic, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
 from tests.messages import assert_names

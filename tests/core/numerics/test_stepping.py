@@ -8,11 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Discrete
 
-from lightning_rl import (
-    AsyncCollector,
-    PolicyWrapper,
-    SyncCollector,
-)
+from lightning_rl import AsyncCollector, PolicyWrapper, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.loop import FirstEpisodes, run_steps

@@ -6,12 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import (
-    SAC,
-    TD3,
-    DeterministicActorCritic,
-    SquashedActorCritic,
-)
+from lightning_rl import SAC, TD3, DeterministicActorCritic, SquashedActorCritic
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim import update as updates

@@ -7,10 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import GRU, LSTM, ActorCritic, DictEncoder, NatureCNN
 
-SPACES = {
-    "numbers": Box(-1, 1, (7,), np.float32),
-    "picture": Box(0, 255, (3, 48, 48), np.uint8),
-}
+SPACES = {"numbers": Box(-1, 1, (7,), np.float32), "picture": Box(0, 255, (3, 48, 48), np.uint8)}
 
 
 @pytest.fixture(autouse=True)
