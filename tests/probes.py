@@ -1,6 +1,6 @@
 """Envs whose best policy is known: what has to be remembered, what is allowed, actions of parts."""
 
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -177,45 +177,22 @@ class MaskProbe(Probe):
 class StructureProbe(Probe):
     """End after one step, and pay 1 where all parts of an action are right.
 
-    With an observation s of -1 or +1: `dict` has an `arm` [2] and a `gripper` of three commands,
-    and pays 1 - |arm - s / 2|^2 for gripper 2 where s = +1, for 0 where s = -1, and nothing for
-    another. `tuple` is the same in a Tuple (gripper, arm). `bits` has three, which are to be
-    1, 0, 1 where s = +1, and the other way round elsewhere, and pays the share that is right.
-
-    Args:
-        num_envs: N.
-        kind: `dict`, `tuple` or `bits`.
-        device: where the state lives.
+    With an observation s of -1 or +1, an action has an `arm` [2] and a `gripper` of three commands:
+    it pays 1 - |arm - s / 2|^2 for gripper 2 where s = +1, for 0 where s = -1, else nothing.
     """
 
-    def __init__(
-        self,
-        num_envs: int,
-        kind: Literal["dict", "tuple", "bits"] = "dict",
-        device: torch.device | str = "cpu",
-    ) -> None:
-        arm, gripper = gymnasium.spaces.Box(-1.0, 1.0, (2,)), gymnasium.spaces.Discrete(3)
-        space: gymnasium.Space[Any] = {
-            "dict": gymnasium.spaces.Dict({"arm": arm, "gripper": gripper}),
-            "tuple": gymnasium.spaces.Tuple((gripper, arm)),
-            "bits": gymnasium.spaces.MultiBinary(3),
-        }[kind]
-        super().__init__(num_envs, space, 2, device)
-        self.kind = kind
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        parts = {
+            "arm": gymnasium.spaces.Box(-1.0, 1.0, (2,)),
+            "gripper": gymnasium.spaces.Discrete(3),
+        }
+        super().__init__(num_envs, gymnasium.spaces.Dict(parts), 2, device)
 
     def transition(
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         sign = state["sign"].squeeze(-1)
-        if self.kind == "bits":
-            wanted = torch.tensor([1, 0, 1], device=self.device)
-            wanted = torch.where(sign[:, None] > 0, wanted, 1 - wanted)
-            reward = (action == wanted).float().mean(-1)
-        else:
-            arm, gripper = (
-                (action["arm"], action["gripper"]) if self.kind == "dict" else action[::-1]
-            )
-            near = 1.0 - (arm - 0.5 * sign[:, None]).square().sum(-1)
-            reward = torch.where(gripper == 1 + sign.long(), near, 0.0)
+        near = 1.0 - (action["arm"] - 0.5 * sign[:, None]).square().sum(-1)
+        reward = torch.where(action["gripper"] == 1 + sign.long(), near, 0.0)
         terminated = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return self._advance(state), reward, terminated, {"success": reward > 0.9}

@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from lightning.pytorch import seed_everything
 from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
@@ -28,8 +27,6 @@ from lightning_rl import (
     ResNet18,
     load_policy,
 )
-from lightning_rl.cli.app import run as run_cli
-from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 from lightning_rl.extensions.vla.lerobot.directory import read_directory
@@ -425,58 +422,6 @@ def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, 
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow  # a quick one is above
-def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
-    place, tmp_path, monkeypatch
-):
-    """By the command line, from the directory to a directory."""
-    pytest.importorskip("peft")
-    monkeypatch.chdir(tmp_path)
-    path = str(place("smolvla"))
-    small = ["--data.num_envs", "4", "--data.num_eval_episodes", "1"]
-    policy = ["--model.policy.path", path, "--trainer.enable_progress_bar", "false"]
-    clone = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
-    clone["model"]["init_args"]["policy"] = {"class_path": "LeRobotPolicy"}
-    Path("clone.yaml").write_text(yaml.safe_dump(clone))
-    more = ["--data.collector.episodes", "8", "--model.batch_size", "16"]
-    run_cli(["fit", "--config", "clone.yaml", *policy, *small, *more, "--trainer.max_steps", "2"])
-    cloned = newest("clone")
-    moved, begun = load(last(cloned))["state_dict"], load_file(f"{path}/model.safetensors")
-    name = "action_out_proj.weight"
-    assert not torch.equal(moved[f"policy.head.expert.{name}"], begun[f"model.{name}"])
-    ppo = ["fit", "--config", "smolvla_ppo.yaml", *policy, *small, "--data.buffer_size", "4"]
-    ppo += ["--model.batch_size", "8", "--model.policy.lora", "{r: 2}"]
-    ppo += ["--data.total_env_steps", "256", "--data.iterations_per_epoch", "2"]
-    run_cli([*ppo, "--trainer.init_from", str(cloned), "--exp_name", "whole"])
-    run_cli(
-        [*ppo, "--trainer.init_from", str(cloned), "--exp_name", "cut", "--trainer.max_epochs", "1"]
-    )
-    run_cli(["fit", "--ckpt_path", str(newest("cut")), "--trainer.max_epochs", "-1"])
-    assert_same_run(newest("whole"), newest("cut"))
-    run_cli(["validate", "--ckpt_path", str(newest("whole"))])
-    run_cli(
-        [
-            "export",
-            "--ckpt_path",
-            str(newest("whole")),
-            "--format",
-            "lerobot",
-            "--path",
-            "arm.lerobot",
-        ]
-    )
-    written, begun = (
-        load_file("arm.lerobot/model.safetensors"),
-        load_file(f"{path}/model.safetensors"),
-    )
-    assert written.keys() == begun.keys()
-    changed = {name for name in written if not torch.equal(written[name], begun[name])}
-    assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
-    assert not [name for name in changed if ".vlm." in name], "train_expert_only"
-    parity = json.loads(Path("arm.lerobot.parity.json").read_text())
-    assert parity["passed"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["act", "diffusion"])
 def test_an_act_and_a_diffusion_are_graphs(name, place):
@@ -485,10 +430,6 @@ def test_an_act_and_a_diffusion_are_graphs(name, place):
     inputs = {name: torch.randn_like(one) for name, one in graph.examples(5).items()}
     found = traced(graph).module()(inputs)["action"]
     torch.testing.assert_close(found, graph(inputs)["action"], rtol=0, atol=1e-6)
-
-
-def newest(name):
-    return max(Path("outputs").glob(f"{name}_*"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_path):

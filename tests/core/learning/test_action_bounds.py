@@ -70,15 +70,6 @@ def test_any_bounds_are_learnt_as_well_as_minus_one_and_one(settings, tmp_path):
     assert average_return(module, LOW, HIGH) > 0.98
 
 
-def test_the_unit_box_is_learnt_so(tmp_path):
-    """The measure of the test above, and its negative control."""
-    unit = (-1.0, -1.0), (1.0, 1.0)
-    assert average_return(learn(tmp_path / "a", *unit), *unit) > 0.98
-    settings = {"policy": {"rescale_action": False, "log_std_init": -1.0}}
-    module = learn(tmp_path / "b", LOW, HIGH, **settings)
-    assert average_return(module, LOW, HIGH) < 0.5
-
-
 def test_grpo_learns_them(tmp_path):
     model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True}
     module = learn(

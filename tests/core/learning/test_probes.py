@@ -169,9 +169,3 @@ def test_the_actor_learns_an_action_of_two_parts_that_is_paid_for_both(tmp_path)
     action = module.policy.action_space.tensors(td["action"])
     assert action["gripper"].tolist() == [2, 0]
     assert action["arm"].flatten().tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5], abs=0.15)
-
-
-def test_the_actor_learns_three_bits(tmp_path):
-    module = learn(tmp_path, lambda n: StructureProbe(n, "bits"), 20)
-    td = module.policy.get_action(observations(1.0, -1.0), deterministic=True)
-    assert td["action"].tolist() == [[1, 0, 1], [0, 1, 0]]
