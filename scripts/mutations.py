@@ -4,8 +4,10 @@
     python scripts/mutations.py --only gae staleness     # those whose text has one of these words
     python scripts/mutations.py --jobs 2 --write         # also into scripts/results/mutations.md;
                                                          # with --only, the rows of those alone
-    python scripts/mutations.py --jobs 2 --notice        # which tests notice each, and which slow
-                                                         # tests no defect needs: see noticing.py
+    python scripts/mutations.py --jobs 2 --notice        # two tests that notice each, and which
+                                                         # tests nothing needs: see noticing.py
+    python scripts/mutations.py --drawn 40 --seed 0 --only functional/ rollout/
+                                                         # drawn at random, below folders: drawn.py
 
 Each defect is one that code like this has had somewhere: an episode that goes on over its end, a
 generator that is not saved, a rank that trains by itself. It is made in a copy of the tree, and the
@@ -26,7 +28,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,6 +201,168 @@ MUTATIONS = (
         "np.random.SeedSequence([settings.seed, point])",
         "np.random.SeedSequence([settings.seed, 0])",
         "cli/test_sweep.py",
+    ),
+    # --- own code, signals, names, statistics, files ---
+    Mutation(
+        "checkpoints/own.py",
+        "own runs: code that has changed since is trusted",
+        "return all(_entry(name) == entry for name, entry in dict(code or {}).items())",
+        "return True",
+        "security/test_own_runs.py",
+    ),
+    Mutation(
+        "checkpoints/own.py",
+        "own runs: a key that others may read counts",
+        "status.st_uid == owner and not status.st_mode & 0o077",
+        "status.st_uid == owner",
+        "security/test_own_runs.py",
+    ),
+    Mutation(
+        "checkpoints/own.py",
+        "own runs: modules next to a named one may change",
+        "if any(Path(source).is_relative_to(root) for root in roots):",
+        "if not roots:",
+        "security/test_own_runs.py",
+    ),
+    Mutation(
+        "checkpoints/registry.py",
+        "trust: a checkpoint names the address of a cluster",
+        '    "address": _NOTHING,',
+        '    "address": _SENTENCE,',
+        "core/faults/test_trust.py security/test_texts.py",
+    ),
+    Mutation(
+        "checkpoints/registry.py",
+        "earlier names: one that changed twice is unknown",
+        "return present_path(new + path.removeprefix(old))",
+        "return new + path.removeprefix(old)",
+        "reports/test_renamed.py",
+    ),
+    Mutation(
+        "system/signals.py",
+        "forked children keep the handlers of their parent",
+        "    while _replaced:",
+        "    while False:",
+        "core/faults/test_faults.py core/reports/test_env_processes.py",
+    ),
+    Mutation(
+        "system/signals.py",
+        "a SIGHUP that nohup ignores ends the run",
+        "if number != signal.SIGHUP or replaced is not signal.SIG_IGN:",
+        "if True:",
+        "core/faults/test_faults.py cli/test_sweep.py",
+    ),
+    Mutation(
+        "system/extensions.py",
+        "a package that an extension needs looks like a missing extension",
+        'if not f"{error.name}".startswith(EXTENSIONS):',
+        "if error.name is None:",
+        "core/cli/test_alone.py cli/test_first_check.py",
+    ),
+    Mutation(
+        "algorithms/own_numbers.py",
+        "own numbers: a checkpoint's replace those that this run sets",
+        "is_set = current != first and not same(current, first)",
+        "is_set = False",
+        "core/reports/test_own_numbers.py",
+    ),
+    Mutation(
+        "extensions/vla/statistics.py",
+        "statistics: joints are scaled in the order of the dataset",
+        "chosen_statistics[kind] = tensor[..., indices]",
+        "chosen_statistics[kind] = tensor",
+        "reports/test_names.py reports/test_statistics_of_policies.py",
+    ),
+    Mutation(
+        "extensions/vla/statistics.py",
+        "statistics: a part of a dataset's name fits",
+        'if f".{key}." in f".{name}."]',
+        "if key in name]",
+        "reports/test_statistics_of_policies.py numerics/test_vla_observation.py",
+    ),
+    Mutation(
+        "policies/description.py",
+        "statistics: others than the checkpoint's are ignored silently",
+        "        if sources and (moved or not",
+        "        if not sources and (moved or not",
+        "reports/test_statistics_of_policies.py",
+    ),
+    Mutation(
+        "buffers/replay_files.py",
+        "replay files: those that were deleted by hand are believed to be there",
+        "        if not filenames.issuperset(part.name for part in self.parts):",
+        "        if not folder.is_dir():",
+        "core/faults/test_replay_files.py",
+    ),
+    Mutation(
+        "buffers/replay_files.py",
+        "replay files: those of a checkpoint that cannot be read are removed",
+        "files.keys() - (files if listed_names is None else listed_names)",
+        "files.keys() - (listed_names or set())",
+        "core/faults/test_replay_files.py",
+    ),
+    Mutation(
+        "algorithms/checks.py",
+        "a policy acts in an env whose joints have another order",
+        "saved.get(part, names) == names,",
+        "len(saved.get(part, names)) == len(names),",
+        "reports/test_names.py",
+    ),
+    Mutation(
+        "algorithms/checks.py",
+        "a run resumes from weights alone",
+        'saved["kind"] != WEIGHTS or trainer is None',
+        'saved["kind"] is not None or trainer is None',
+        "core/faults/test_checkpoints.py",
+    ),
+    Mutation(
+        "extensions/datasets/joining.py",
+        "joined videos: times count from the begin of the old file",
+        "[time + begin / fps for time, begin",
+        "[time + 0 * begin for time, begin",
+        "numerics/test_datasets.py cli/test_record.py faults/test_recording.py",
+    ),
+    Mutation(
+        "extensions/datasets/ends.py",
+        "ends of datasets: without a truncation, only a success is terminal",
+        "terminated = not truncated",
+        "terminated = bool(success)",
+        "reports/test_ends_of_datasets.py",
+    ),
+    Mutation(
+        "optim/update_sequence.py",
+        "update sequence: the fields that a loss adds reach the next loss",
+        "            update(minibatch.copy())",
+        "            update(minibatch)",
+        "core/reports/test_update_sequences.py",
+    ),
+    Mutation(
+        "extensions/robots/process.py",
+        "robots: Ctrl+C reaches the robot's process",
+        "start_new_session=True,  # Ctrl+C",
+        "start_new_session=False,  # Ctrl+C",
+        "numerics/test_robots.py",
+    ),
+    Mutation(
+        "rollout/structured_actions.py",
+        "structured actions: flat ones keep the env's numbering",
+        "np.ravel(as_policy_counts(np.asarray(value), first_choice(space)))",
+        "np.ravel(np.asarray(value))",
+        "numerics/test_structured_actions.py reports/test_numbering_of_actions.py",
+    ),
+    Mutation(
+        "algorithms/off_policy_correction.py",
+        "staleness: the distance in versions is not stored",
+        'add_transition_field(rollout, "lag", lag)',
+        'add_transition_field(rollout, "lag", torch.ones_like(lag))',
+        "core/numerics/test_staleness.py",
+    ),
+    Mutation(
+        "envs/step_results.py",
+        "integers beyond the dtype of their space wrap around",
+        "fits = bool(((values >= low) & (values <= high)).all())",
+        "fits = True",
+        "reports/test_env_returns.py reports/test_env_spaces.py",
     ),
     # --- off-policy in the background ---
     Mutation(
@@ -2040,13 +2204,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="words of the file or the defect")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.relative_to(ROOT)}")
-    parser.add_argument("--notice", action="store_true", help="which tests notice each")
+    parser.add_argument("--notice", action="store_true", help="two tests that notice each")
+    parser.add_argument("--drawn", type=int, default=0, help="this many at random, with --notice")
+    parser.add_argument("--seed", type=int, default=0, help="of --drawn (default: 0)")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if any(w in f"{m.file} {m.defect}" for w in arguments.only)]
+    if arguments.drawn:
+        chosen = drawn_at_random(arguments.only, arguments.drawn, arguments.seed)
     for name in LOADED_ONCE:
         importlib.import_module(name)
-    if arguments.notice:
-        notice(chosen, arguments.jobs)
+    if arguments.notice or arguments.drawn:
+        notice(chosen, arguments.jobs, enough=1 if arguments.drawn else 2)
         return
     outcomes = []
     for outcome in tried(chosen, arguments.jobs):
@@ -2062,38 +2230,68 @@ def main() -> None:
     sys.exit(1 if survived else 0)
 
 
-def notice(mutations: Sequence[Mutation], jobs: int) -> None:
-    """Find which tests notice each defect, and print the slow tests that none of them needs."""
+def drawn_at_random(below: Sequence[str], count: int, seed: int) -> list[Mutation]:
+    """Return random defects of the files below some folders of the package."""
+    from drawn import drawn
+
+    package = ROOT / PACKAGE
+    files = sorted(file for name in below for file in (package / name).rglob("*.py"))
+    return [
+        Mutation(file.relative_to(package).as_posix(), defect, before, after, "")
+        for file, defect, before, after in drawn(files, count, seed)
+    ]
+
+
+def notice(mutations: Sequence[Mutation], jobs: int, enough: int) -> None:
+    """Find tests that notice each defect, and print the test functions that nothing needs.
+
+    Args:
+        enough: how many tests are looked for.
+    """
     reach = noticing.Reach()
-    noticed = noticing.FOLDER / "noticed.jsonl"
-    lines = noticed.read_text().splitlines() if noticed.is_file() else []
-    found = {row["defect"]: row for row in map(json.loads, lines)}
-    left = [m for m in mutations if m.defect not in found]
-    with noticed.open("a") as file:
-        for mutation, test, seconds in tried(left, jobs, reach):
-            row = {"defect": mutation.defect} | json.loads(test[0] if test else "{}")
-            found[mutation.defect] = row
-            print(f"{seconds:5.0f} s  {mutation.file}: {json.dumps(row)}", flush=True)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    survived = [row["defect"] for row in found.values() if not row["noticed by"]]
-    print(f"{len(found)} defects; no test notices {len(survived)}: {survived}")
-    print(f"Tests of more than {noticing.SLOW} s that are never the only one to notice a defect:")
-    for test in noticing.candidates(reach.seconds, found):
-        print(f"{reach.seconds[test]:6.1f} s  {test}")
+    rows = noticing.stored_rows()
+    left = [m for m in mutations if m.defect not in rows]
+
+    def tests(mutation: Mutation) -> list[str]:
+        needed = {noticing.function(test) for row in rows.values() for test in row["noticed_by"]}
+        files = [f"tests/{name}" for name in mutation.tests.split()]
+        return reach.tests(f"{PACKAGE}/{mutation.file}", mutation.before, files, needed)
+
+    for mutation, test, seconds in tried(left, jobs, tests, enough):
+        row = {"defect": mutation.defect, "file": mutation.file, "after": mutation.after}
+        row |= json.loads(test[0]) if test else {}
+        rows[mutation.defect] = row
+        noticing.keep(row)
+        print(
+            f"{seconds:5.0f} s  {mutation.file}: {mutation.defect}: {row['noticed_by']}", flush=True
+        )
+    counts = [min(len(set(rows[m.defect]["noticed_by"])), 2) for m in mutations]
+    print(
+        f"{len(counts)} defects: {[counts.count(n) for n in (2, 1, 0)]} noticed twice, once, never"
+    )
+    for name, lines in noticing.superfluous(reach, rows):
+        print(f"{lines:5} lines  {name}")
 
 
 def tried(
-    mutations: Sequence[Mutation], jobs: int, reach: noticing.Reach | None = None
+    mutations: Sequence[Mutation],
+    jobs: int,
+    tests: Callable[[Mutation], list[str]] | None = None,
+    enough: int = 1,
 ) -> Iterator[Outcome]:
-    """Yield the outcomes as they come, some defects at a time, each in a process of its own."""
+    """Yield the outcomes as they come, some defects at a time, each in a process of its own.
+
+    Args:
+        tests: returns the tests that a defect meets, until `enough` notice it.
+    """
     waiting = list(mutations)
     running: dict[int, tuple[Mutation, tempfile.TemporaryDirectory[str]]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             mutation = waiting.pop(0)
             folder = tempfile.TemporaryDirectory(prefix="mutation-")
-            running[_started(mutation, Path(folder.name), reach)] = mutation, folder
+            watch = noticing.Watch(tests(mutation), enough) if tests else None
+            running[_started(mutation, Path(folder.name), watch)] = mutation, folder
         pid, _, usage = os.wait4(-1, 0)
         mutation, folder = running.pop(pid)
         with suppress(ProcessLookupError):
@@ -2103,20 +2301,20 @@ def tried(
         yield Outcome(mutation, (test, message) if test else None, usage.ru_utime + usage.ru_stime)
 
 
-def _started(mutation: Mutation, folder: Path, reach: noticing.Reach | None) -> int:
+def _started(mutation: Mutation, folder: Path, watch: noticing.Watch | None) -> int:
     """Fork a process that runs the tests on a copy of the tree; return its number."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     try:
-        _test(mutation, folder, reach)
+        _test(mutation, folder, watch)
     finally:
         os._exit(0)
 
 
-def _test(mutation: Mutation, folder: Path, reach: noticing.Reach | None) -> None:
-    """Write the first test that fails to `failed`, or nothing; with `reach`, a row of JSON."""
+def _test(mutation: Mutation, folder: Path, watch: noticing.Watch | None) -> None:
+    """Write the first test that fails to `failed`, or nothing; with `watch`, a row of JSON."""
     import pytest
 
     tree, failed = folder / "tree", folder / "failed"
@@ -2138,13 +2336,10 @@ def _test(mutation: Mutation, folder: Path, reach: noticing.Reach | None) -> Non
     failed.write_text("(it ended the process that ran the tests)")
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(PATIENCE)]
     files = [f"tests/{name}" for name in mutation.tests.split()]
-    if reach is not None:
-        failed.write_text('{"noticed by": ["(it ended the process)"], "complete": true}')
-        watch = noticing.Watch(reach.seconds)
-        for tests in reach.tests(f"{PACKAGE}/{mutation.file}", mutation.before, files):
-            watch.run(options, tests)
-        row = {"noticed by": watch.noticed_by, "complete": watch.is_complete}
-        failed.write_text(json.dumps(row))
+    if watch is not None:
+        failed.write_text('{"noticed_by": ["(it ended the process)"], "not_run": []}')
+        watch.run(options)
+        failed.write_text(json.dumps(watch.row()))
         return
     options.append("-x")
     first = FirstFailure()

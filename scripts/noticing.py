@@ -1,152 +1,204 @@
-"""Find which tests notice each defect of `mutations.py`, and which slow tests no defect needs.
+"""Record which branches each test takes, and judge which tests neither a defect nor a branch needs.
 
-A first run of the suite under coverage records the lines and the CPU seconds of each test. Each
-defect then meets the tests that reach its lines, and the tests in the files that its entry names
-(coverage does not see subprocesses of tests), quick ones first:
+`mutations.py --notice` uses it in two steps, each stored as it is done in build/mutations/COMMIT:
 
-- a test of at most `SLOW` seconds notices it: no slow test is needed, and the next defect follows;
-- otherwise slow tests run until two of them notice it.
+1. Each test file runs once under coverage, in a process: branches and CPU seconds of each test.
+2. Each defect meets the tests in the files that its entry names (coverage sees no child processes),
+   then the other tests that reach its lines, until two notice it. Tests that another defect needs
+   come first, then quick ones. More than two are not looked for: the rest of the row needs no run.
 
-A slow test that is never the only one to notice a defect is a candidate for removal. The results
-are in build/mutations/, where a stopped run continues. Remove that folder after a change.
+A test function may go if each defect keeps two tests that notice it (or as many as there were) and
+each branch of the package keeps a test that takes it. A test that was not run on a defect which
+fewer than two others notice stays. Tests of `EXEMPT` stay.
 """
 
 import json
 import os
+import pkgutil
+import re
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "mutations"
-SECONDS = FOLDER / "seconds"
-"""A JSON-lines file for each process that ran tests: a test and its CPU seconds per line."""
+EXEMPT = ("tests/reports/", "tests/core/reports/", "tests/security/", "tests/test_")
 
-SLOW = 1.0
-"""CPU seconds above which a test must be needed."""
-
-LONGEST = 130
-"""Seconds of tests for one defect: with two jobs, 266 defects take at most 5 hours."""
+LONGEST = 30
+"""CPU seconds of tests for one defect."""
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and its ended children."""
-    return sum(os.times()[:4])
+@cache
+def store() -> Path:
+    """Return the folder of the results for the commit of the tree."""
+    commit = subprocess.check_output(
+        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, text=True
+    )
+    folder = ROOT / "build" / "mutations" / commit.strip()
+    (folder / "branches").mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-# --- record the lines of each test: this file as a pytest plugin ---
+# --- the branches of each test ---
 
 
 class Recorder:
-    """Record lines and seconds by test, in the process that runs them."""
+    """Pytest plugin: record branches and CPU seconds of each test of a file."""
 
     def __init__(self) -> None:
         import coverage
 
-        SECONDS.mkdir(parents=True, exist_ok=True)
+        self._data = store() / f"{os.getpid()}.coverage"
         self._coverage = coverage.Coverage(
-            data_file=FOLDER / "lines", data_suffix=True, source_pkgs=["lightning_rl"]
+            data_file=self._data, branch=True, source_pkgs=["lightning_rl"], messages=False
         )
         self._coverage.start()
-        self._seconds = (SECONDS / f"{os.getpid()}.jsonl").open("w")
+        self._seconds: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Measure one test, with the fixtures that it makes."""
         self._coverage.switch_context(item.nodeid)
-        before = cpu_seconds()
+        start = sum(os.times()[:4])  # of this process and its ended children
         result = yield
-        self._seconds.write(json.dumps([item.nodeid, cpu_seconds() - before]) + "\n")
+        self._seconds[item.nodeid] = sum(os.times()[:4]) - start
         return result
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the lines."""
+    def write(self, target: Path) -> None:
+        """Write a code of 64 bits for each branch, by test."""
         self._coverage.stop()
         self._coverage.save()
-        self._seconds.close()
+        taken: dict[str, list[int]] = {test: [] for test in self._seconds}
+        with sqlite3.connect(self._data) as database:
+            query = "select context, path, fromno, tono from arc, context, file"
+            query += " where context_id = context.id and file_id = file.id"
+            for test, path, start, end in database.execute(query):
+                if test in taken:
+                    taken[test].append(code(os.path.relpath(path, ROOT), start, end))
+        self._data.unlink()
+        branches = [np.array(taken[test], dtype=np.uint64) for test in taken]
+        np.savez_compressed(
+            target.with_suffix(".part.npz"),
+            tests=np.array(list(taken)),
+            seconds=np.array(list(self._seconds.values())),
+            lengths=np.array(list(map(len, branches)), dtype=np.int64),
+            branches=np.concatenate(branches) if branches else np.zeros(0, np.uint64),
+        )
+        target.with_suffix(".part.npz").rename(target)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Record in each process that runs tests: a worker, or the only one."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
-        config.pluginmanager.register(Recorder())
+def code(file: str, start: int, end: int) -> int:
+    """Return a number for the branch from a line to a line of a file."""
+    return zlib.crc32(file.encode()) << 32 | (start & 0xFFFF) << 16 | end & 0xFFFF
 
 
-def record() -> None:
-    """Run the suite once, and record it."""
-    import coverage
+def record(folders: Sequence[str]) -> None:
+    """Record the test files below some folders that the store does not have, each in a fork."""
+    import lightning_rl
 
-    for old in (*FOLDER.glob("lines*"), *SECONDS.glob("*")):
-        old.unlink()
-    path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-p", "noticing", "--timeout", "900"]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=True)
-    coverage.Coverage(data_file=FOLDER / "lines").combine()
+    for module in pkgutil.walk_packages(lightning_rl.__path__, "lightning_rl."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    for file in sorted(path for name in folders for path in (ROOT / name).rglob("test_*.py")):
+        name = file.relative_to(ROOT).as_posix()
+        target = store() / "branches" / f"{name.replace('/', '.')}.npz"
+        if target.exists() or name.startswith("tests/test_"):
+            continue
+        if pid := os.fork():
+            os.waitpid(pid, 0)
+            print(f"{'recorded' if target.exists() else 'NOT RECORDED'}: {name}", flush=True)
+            continue
+        try:
+            os.chdir(ROOT)
+            sys.path.insert(0, str(ROOT))
+            recorder = Recorder()
+            options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "300", "--no-header"]
+            pytest.main([*options, name], plugins=[recorder])
+            recorder.write(target)
+        finally:
+            os._exit(0)
 
 
 class Reach:
-    """The tests that reach a text, and their durations."""
+    """The tests in the store, with their seconds and the branches that they take."""
 
     def __init__(self) -> None:
-        import coverage
+        self.seconds: dict[str, float] = {}
+        self.branches: dict[str, NDArray[np.uint64]] = {}
+        for file in (store() / "branches").glob("tests*.py.npz"):
+            with np.load(file) as data:
+                tests = data["tests"].tolist()
+                parts = np.split(data["branches"], data["lengths"].cumsum()[:-1]) if tests else []
+                self.seconds |= zip(tests, data["seconds"].tolist(), strict=True)
+                self.branches |= zip(tests, parts, strict=True)
 
-        if not (FOLDER / "lines").is_file():
-            record()
-        self._data = coverage.CoverageData(FOLDER / "lines")
-        self._data.read()
-        rows = [json.loads(line) for file in SECONDS.iterdir() for line in file.open()]
-        self.seconds = dict(rows)
-
-    def tests(self, file: str, text: str, named: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the tests of the named files, and the others that reach a text, quickest first.
+    def tests(self, file: str, text: str, named: Sequence[str], needed: set[str]) -> list[str]:
+        """Return the tests of the named files, and then the others that reach a text.
 
         Args:
             file: below the root.
             text: stands once in it.
             named: test files, below the root.
+            needed: test functions that come first.
         """
         first = (ROOT / file).read_text().split(text)[0].count("\n") + 1
-        by_line = self._data.contexts_by_lineno(str(ROOT / file))
-        reaching = {
-            test
-            for line in range(first, first + text.count("\n") + 1)
-            for test in by_line.get(line, ())
-        }
-        order = sorted(self.seconds, key=self.seconds.__getitem__)
-        about = [test for test in order if test.split("::")[0] in named]
-        return about, [test for test in order if test in reaching and test not in about]
+        lines = np.arange(first, first + text.count("\n") + 1, dtype=np.uint64)
+        of_file = np.uint64(zlib.crc32(file.encode()))
+        reaching = set()
+        for test, branches in self.branches.items():
+            here = branches[branches >> np.uint64(32) == of_file]
+            ends = np.concatenate(
+                ((here >> np.uint64(16)) & np.uint64(0xFFFF), here & np.uint64(0xFFFF))
+            )
+            if np.isin(ends, lines).any():
+                reaching.add(test)
+        about = {test for test in self.seconds if test.split("::")[0] in named}
+
+        def order(test: str) -> tuple[bool, bool, float]:
+            return test not in about, function(test) not in needed, self.seconds[test]
+
+        return sorted(reaching | about, key=order)
 
 
-# --- find the tests that notice a defect ---
+# --- the tests that notice a defect ---
 
 
 class Watch:
-    """Pytest plugin that runs some tests, until the kind that a defect needs is known.
+    """Pytest plugin that runs some tests of a defect, until enough have noticed it.
 
     Attributes:
         noticed_by: the tests that failed.
-        is_settled: a quick test failed, or two slow ones, or the time is over.
-        is_complete: False if the time was over before.
+        ran: the tests that ran.
     """
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, tests: Sequence[str], enough: int) -> None:
         self.noticed_by: list[str] = []
-        self.is_settled, self.is_complete = False, True
-        self._seconds = seconds
-        self._tests: list[str] = []
-        self._end = time.monotonic() + LONGEST
+        self.ran: list[str] = []
+        self._tests, self._enough = tests, enough
+        self._end = time.process_time() + LONGEST
 
-    def run(self, options: Sequence[str], tests: list[str]) -> None:
-        """Run tests in their order."""
-        self._tests = tests
-        files = list(dict.fromkeys(test.split("::")[0] for test in tests))
-        if files and not self.is_settled:
+    def run(self, options: Sequence[str]) -> None:
+        """Run the tests in their order."""
+        files = list(dict.fromkeys(test.split("::")[0] for test in self._tests))
+        if files:
             pytest.main([*options, *files], plugins=[self])
+
+    def row(self) -> dict[str, Any]:
+        """Return the tests that noticed; if they are fewer than asked for, the others, too."""
+        rest = [test for test in self._tests if test not in self.ran]
+        short = len(set(map(function, self.noticed_by))) < self._enough
+        return {"noticed_by": self.noticed_by, "not_run": rest if short else []}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the tests that are to run."""
@@ -157,7 +209,6 @@ class Watch:
         """Count a file that cannot be imported as a failed test."""
         if report.failed:
             self.noticed_by.append(report.nodeid)
-            self.is_settled = True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note a failure."""
@@ -166,18 +217,71 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Stop after the test that settles it."""
+        """Stop after the test that is enough."""
         result = yield
-        quick = any(self._seconds.get(test, 0.0) <= SLOW for test in self.noticed_by)
-        self.is_complete = time.monotonic() < self._end
-        self.is_settled = quick or len(self.noticed_by) >= 2 or not self.is_complete
-        if self.is_settled:
-            item.session.shouldstop = "it is settled"
+        self.ran.append(item.nodeid)
+        functions = {function(test) for test in self.noticed_by}
+        if len(functions) >= self._enough or time.process_time() > self._end:
+            item.session.shouldstop = "enough"
         return result
 
 
-def candidates(seconds: dict[str, float], found: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the slow tests that are never the only one to notice a defect, slowest first."""
-    needed = {row["noticed by"][0] for row in found.values() if len(row["noticed by"]) == 1}
-    slow = [test for test in seconds if seconds[test] > SLOW and test not in needed]
-    return sorted(slow, key=seconds.__getitem__, reverse=True)
+def function(test: str) -> str:
+    """Return the name of a test without its parameters."""
+    return test.split("[")[0]
+
+
+def stored_rows() -> dict[str, dict[str, Any]]:
+    """Return what the store has of each defect."""
+    file = store() / "noticed.jsonl"
+    rows = map(json.loads, file.read_text().splitlines() if file.is_file() else [])
+    return {row["defect"]: row for row in rows}
+
+
+def keep(row: Mapping[str, Any]) -> None:
+    """Append a row to the store."""
+    with (store() / "noticed.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def superfluous(reach: Reach, rows: Mapping[str, dict[str, Any]]) -> list[tuple[str, int]]:
+    """Return the functions that may all go together, and their lines, longest first.
+
+    Args:
+        reach: tests of the store.
+        rows: by defect, see `Watch.row`.
+    """
+    cases = defaultdict(list)
+    for test in reach.branches:
+        cases[function(test)].append(test)
+    needed = set()
+    for row in rows.values():
+        noticing = {function(test) for test in row["noticed_by"]}
+        needed |= noticing
+        if len(noticing) < 2:
+            needed |= {function(test) for test in row["not_run"]}
+    taken = {
+        name: np.unique(np.concatenate([reach.branches[t] for t in tests]))
+        for name, tests in cases.items()
+    }
+    codes, counts = np.unique(np.concatenate(list(taken.values())), return_counts=True)
+    lengths = {name: length(name) for name in cases if not name.startswith(EXEMPT)}
+    gone = []
+    for name in sorted(lengths, key=lengths.__getitem__, reverse=True):
+        where = np.searchsorted(codes, taken[name])
+        if name not in needed and (counts[where] > 1).all():
+            counts[where] -= 1
+            gone.append((name, lengths[name]))
+    return gone
+
+
+def length(name: str) -> int:
+    """Return the lines of a test function."""
+    file, _, title = name.rpartition("::")
+    text = (ROOT / file.split("::")[0]).read_text()
+    body = re.search(rf"^ *def {re.escape(title)}\(.*?(?=^\S(?<!\))|\Z)", text, re.M | re.S)
+    return body[0].rstrip().count("\n") + 1 if body else 0
+
+
+if __name__ == "__main__":
+    record(sys.argv[1:] or ["tests"])
