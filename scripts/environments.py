@@ -5,7 +5,7 @@
     python scripts/environments.py --folder DIRECTORY      # keep the environments
 
 `uv` makes the environments. Python versions that it cannot download are looked for in pyenv's
-folder. A row holds what the last command printed last; a failed command ends an environment.
+folder. A failed command ends an environment.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "README.md"
 DEV = ("-c", "constraints.txt", "-e", ".[dev]")
+EVERYTHING = ("pytest tests/core", "pytest --ignore tests/core")
 ENV = {"MUJOCO_GL": "egl", **os.environ}
 """Without a display, MuJoCo's envs draw by EGL."""
 
@@ -40,8 +41,8 @@ class Environment(NamedTuple):
 
 
 ENVIRONMENTS = {
-    "python-3.12": Environment("3.12", DEV, ("pytest",)),
-    "python-3.13": Environment("3.13", DEV, ("pytest",)),
+    "python-3.12": Environment("3.12", DEV, EVERYTHING),
+    "python-3.13": Environment("3.13", DEV, EVERYTHING),
     "envpool": Environment(
         "3.11", ("-e", ".[envpool]", *PYTEST), ("pytest -n 0 tests/numerics/test_envpool.py",)
     ),
@@ -92,12 +93,15 @@ def result_of(name: str, folder: Path) -> str:
             run(["uv", "venv", "--python", interpreter(environment.python), str(folder / name)])
             target = ["--python", str(binaries / "python")]
             run(["uv", "pip", "install", "--quiet", *target, *environment.packages])
-        result = "installed"
+        parts = []
         for command in environment.commands:
             program, *arguments = command.format(lerobot=folder / "lerobot/bin/python").split()
-            result = run([str(binaries / program), *arguments]).strip().splitlines()[-1]
+            tests = re.search(r"\d+ passed.* in .*", run([str(binaries / program), *arguments]))
+            parts.append(tests[0] if tests else f"{Path(arguments[0]).name} passed")
+        result = "; ".join(parts) or "installed"
     except subprocess.CalledProcessError as error:
-        result = f"failed: {(error.stdout.strip() or 'no output').splitlines()[-1]}"
+        last = (error.stdout.strip() or "no output").splitlines()[-1]
+        result = "failed: " + re.sub(r"[|\x1b]", " ", last)[:160]
     print(f"{name}: {result}", flush=True)
     write(name, result)
     return result
@@ -126,7 +130,6 @@ def interpreter(version: str) -> str:
 def write(name: str, result: str) -> None:
     """Replace the row of an environment in tests/README.md."""
     commit = run(["git", "rev-parse", "--short", "HEAD"]).strip()
-    result = re.sub(r"[|\x1b].*?(m|$)", "", result)[:160]
     row = f"| `{name}` | {result} | {datetime.date.today()} | {commit} |"
     text = PAGE.read_text()
     pattern = re.compile(rf"^\| `{re.escape(name)}` \|.*$", re.MULTILINE)
