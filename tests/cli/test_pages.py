@@ -124,8 +124,9 @@ def test_the_two_commands_stand_within_the_first_fifteen_lines():
 def test_ci_installs_and_tests_as_the_readme_says():
     script = (ROOT / ".ci" / "run").read_text()
     assert re.search(r"^pip install .*-c constraints\.txt -e '\.\[dev\]'$", script, re.M)
-    assert re.search(r"^pytest --ignore tests/core$", script, re.M)
-    assert re.search(r"^PYTHONPATH=\S+ pytest tests/core$", script, re.M)
+    assert re.search(r"^pytest --ignore tests/core --junitxml ", script, re.M)
+    assert re.search(r"^PYTHONPATH=\S+ pytest tests/core --junitxml ", script, re.M)
+    assert script.rstrip().endswith('python tests/skips.py "$venv"/*.xml')
 
 
 def test_readme_shows_how_to_train_in_fourteen_lines():
