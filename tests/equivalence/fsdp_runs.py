@@ -5,9 +5,11 @@ python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equival
 does the same outside of the suite; instead of quick: slow, four or killed.
 """
 
+import json
 import os
 import signal
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -163,6 +165,22 @@ def uneven(module, rollout, keys, mask=None):
 UNEVEN = passing(PPO, minibatches=uneven)
 
 
+def raise_penalty(module, *_):
+    """Multiply a number by a factor of the rank's own."""
+    module.penalty = getattr(module, "penalty", 1.0) * (2 + ranks.rank())
+
+
+PENALISED = after(GRPO, training_step=raise_penalty)
+PENALISED.__module__ = __name__  # a user's: those of the package save no such numbers
+
+
+def scaled(directory):
+    """Return settings of a policy whose file of statistics grows between the ranks' reads."""
+    file = directory / f"statistics{ranks.rank()}.json"
+    file.write_text(json.dumps({"action": {"q01": [-1, -1], "q99": [1 + ranks.rank(), 3]}}))
+    return {"micro_batch_size": 5, "action_statistics": str(file)}
+
+
 def run(
     run_dir,
     algorithm,
@@ -185,7 +203,7 @@ def run(
     spaces = data.observation_space, data.action_space
     made = VLAPolicy(*spaces, backbone=backbone(), num_bins=5, **(policy or {}))
     made = made if wrap is None else wrap(*spaces, lambda *_: made)
-    own = {"group_size": 2, "kl_coef": 0.5} if algorithm is GRPO else {}
+    own = {"group_size": 2, "kl_coef": 0.5} if issubclass(algorithm, GRPO) else {}
     module = algorithm(made, n_epochs=1, batch_size=8, learning_rate=1e-3, **own | model)
     settings = {"max_epochs": 3, "limit_val_batches": 0, "logger": False}
     runner = fit_in(
@@ -212,6 +230,7 @@ def found(module, runner):
         "metrics": {k: v for k, v in module.metrics.items() if not k.startswith("charts")},
         "evaluation": module.evaluation,
         "peak": BYTES.peak,
+        "penalty": getattr(module, "penalty", None),
     }
 
 
@@ -220,14 +239,20 @@ TWICE = {"max_epochs": 2}
 
 def quick(directory, findings):
     sharded = FSDP2Strategy(acting="sharded")
+    # Lightning's strategies replace the attribute `forward`, which is nothing to save.
+    warnings.filterwarnings("error", ".*register_buffer")
     for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
         watched = TWICE | {"callbacks": measures()}
         findings[f"PPO {name}"] = found(
             *run(directory / f"PPO {name}", PPO, strategy, trainer=watched)
         )
         # Three micro-batches on rank 0, and four on rank 1, whose episodes are longer.
-        small = {"policy": {"micro_batch_size": 5}, "trainer": TWICE}
-        findings[f"GRPO {name}"] = found(*run(directory / f"GRPO {name}", GRPO, name, **small))
+        run_dir, small = directory / f"GRPO {name}", {"policy": scaled(directory)}
+        findings[f"GRPO {name}"] = found(*run(run_dir, PENALISED, name, **small, trainer=TWICE))
+        again = {"ckpt_path": last(run_dir)}
+        findings[f"resumed {name}"] = found(
+            *run(directory / f"resumed {name}", PENALISED, name, **small | again)
+        )
 
 
 def killed(directory, findings):

@@ -24,7 +24,7 @@ from lightning_rl import (
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.system.sharded import whole_state
 from tests.commands import Command, free_port
-from tests.equivalence.fsdp_runs import Layers, found, run
+from tests.equivalence.fsdp_runs import PENALISED, Layers, found, run
 from tests.equivalence.test_ddp import of_rank
 from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
@@ -91,7 +91,7 @@ def assert_close(one, other, atol=1e-6):
         )
 
 
-@pytest.mark.parametrize("name", ["PPO", "GRPO"])
+@pytest.mark.parametrize("name", ["PPO", "GRPO", "resumed"])
 def test_two_ranks_with_shards_train_as_two_with_whole_policies(name, ranks):
     for rank in ranks:
         one, other = rank[f"{name} ddp"], rank[f"{name} fsdp"]
@@ -100,6 +100,15 @@ def test_two_ranks_with_shards_train_as_two_with_whole_policies(name, ranks):
     assert_same(ranks[0][f"{name} fsdp"]["state"], ranks[1][f"{name} fsdp"]["state"])
     torch.manual_seed(3)
     assert ranks[0][f"{name} fsdp"]["metrics"]["train/grad_norm"] > 0.1
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_statistics_are_those_of_the_first_rank_and_numbers_those_of_each(strategy, ranks):
+    """On rank 1 the file of statistics has grown when the policy is built."""
+    for name in ("GRPO", "resumed"):
+        for rank in ranks:
+            assert rank[f"{name} {strategy}"]["state"]["policy.head.scale"].tolist() == [1, 2] * 2
+    assert [rank[f"resumed {strategy}"]["penalty"] for rank in ranks] == [2.0**3, 3.0**3]
 
 
 def test_a_rank_has_little_more_than_half_of_the_bytes(ranks):
@@ -122,11 +131,13 @@ def test_a_checkpoint_of_two_ranks_is_one_file_of_whole_tensors(directory, ranks
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path, one_rank):
-    path = last(directory / "GRPO fsdp")
+    settings = {"devices": 1, "ckpt_path": last(directory / "GRPO fsdp"), "trainer": THREE}
+    settings["policy"] = {"action_statistics": str(directory / "statistics0.json")}
     with refused(UserWarning, names="2 processes"):
-        one = run(tmp_path / "one", GRPO, "auto", devices=1, ckpt_path=path, trainer=THREE)
+        one = run(tmp_path / "one", PENALISED, "auto", **settings)
     with refused(UserWarning, names="2 processes"):
-        shards = run(tmp_path / "shards", GRPO, "fsdp", devices=1, ckpt_path=path, trainer=THREE)
+        shards = run(tmp_path / "shards", PENALISED, "fsdp", **settings)
+    assert one[0].penalty == shards[0].penalty == 2.0**3
     assert_close(one[0].state_dict(), whole_state(shards[0]))
     assert shards[0].iterations_done == 3
 

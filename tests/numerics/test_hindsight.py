@@ -228,19 +228,23 @@ def test_what_cannot_be_relabelled_is_refused(changed, message, tmp_path):
         train(tmp_path, **run(**changed))
 
 
-def test_rewards_of_new_goals_fit_the_limit_before_the_first_success(tmp_path):
-    def judge(env, achieved, desired):
-        reached = (achieved == desired).all(-1)
-        return 10.0 * reached, reached
-
-    changed = run(model={"normalize_reward": True}, policy={"value_atoms": ValueAtoms(limit=5.0)})
-    module, *_ = train(tmp_path, **changed | {"env": variant(GoalProbe, judge=judge)})
-    assert module.normalized_reward(torch.tensor([10.0])).tolist() == [5.0]
-
-
 def mixed(*args, **kwargs):
     parts = {"online": partial(HindsightReplay, capacity=60), "offline": HindsightReplay}
     return MixedReplay(*args, **parts, **kwargs)
+
+
+@pytest.mark.parametrize("replay", [partial(HindsightReplay, capacity=60), mixed])
+@pytest.mark.parametrize("ends", [True, False])
+def test_returns_of_new_goals_fit_the_limit_before_the_first_success(ends, replay, tmp_path):
+    def judge(env, achieved, desired):
+        reached = (achieved == desired).all(-1)
+        return 10.0 * reached, reached & ends
+
+    changed = run(model={"normalize_reward": True, "gamma": 0.75}, data={"replay": replay})
+    changed |= {"policy": {"value_atoms": ValueAtoms(limit=5.0)}}
+    module, *_ = train(tmp_path, **changed | {"env": variant(GoalProbe, judge=judge)})
+    largest = 10.0 if ends else 10.0 / (1 - 0.75)
+    assert module.normalized_reward(torch.tensor([largest])).tolist() == [5.0]
 
 
 @pytest.mark.parametrize("replay", [ReplayBuffer, mixed])

@@ -411,6 +411,6 @@ def test_options_without_effect_say_so(tmp_path, capsys, monkeypatch):
     record("data")
     options = ["--value_steps", "7", "--seed", "2", "--failure_cost", "3"]
     run(["label", "data", "--value", "mean", "--reward", "env", *options])
-    out = capsys.readouterr().out
+    out = capsys.readouterr().err
     assert_names(out, "--value_steps 7", "--seed 2", "--value fitted")
     assert_names(out, "--failure_cost 3.0", "--reward success")

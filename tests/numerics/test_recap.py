@@ -598,6 +598,17 @@ def test_what_rounds_cannot_use_is_refused_before_they_train(
     assert ("--from shown adds them" in printed.out) == (name == "silent")
 
 
+def test_the_code_of_a_base_is_not_imported_without_trust(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("doors.yaml").write_text(CONFIG)
+    content = load(last(whole / "whole" / "base"))
+    content["rl_config"] = content["rl_config"].replace(".ConditionedPolicy", ".Stranger")
+    torch.save(content, "sent.ckpt")
+    with pytest.raises(SystemExit):
+        run(["recap", *OPTIONS, "--base", "sent.ckpt", "--run_dir", "run"])
+    assert_names(capsys.readouterr().err, "Stranger", "--trust_code true")
+
+
 def config_with(**changes):
     config = yaml.safe_load(CONFIG)
     for path, value in changes.items():

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,8 +16,10 @@ from lightning_rl import (
     ConfigurationError,
     EpisodeWriter,
     GymnasiumEnv,
+    Keyboard,
     MujocoEnv,
     TermWrapper,
+    VLAObservation,
     read_episodes,
 )
 from lightning_rl.algorithms.checks import check_description
@@ -28,6 +31,7 @@ from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
+from tests.envs import ScriptedEnv
 from tests.messages import refused
 
 mujoco = import_mujoco()
@@ -252,3 +256,53 @@ def test_terms_around_an_env_scale_by_name():
     env.step(torch.ones(1, 2))
     np.testing.assert_allclose(env.env.state["ctrl"].tolist(), [[0.2, 0.1]], rtol=1e-6)
     assert names_of(env.single_action_space) == ("a", "b")
+
+
+@pytest.mark.parametrize("setting", ["scale", "clip"])
+def test_a_list_is_read_in_an_order_that_is_named(setting):
+    with refused(UserWarning, names=(f"{setting} [2.0, 3.0]", "a, b", "{name: number}")):
+        two_servos(arm=Position(**{setting: [2.0, 3.0]}))
+
+
+def test_a_list_next_to_the_names_of_its_drives_is_not_warned_of(recwarn):
+    two_servos(arm=Position([2.0, 10.0], drives=["b", "a"]))
+    assert not [warning for warning in recwarn if "order" in str(warning.message)]
+
+
+def test_an_idle_person_rests_at_numbers_by_name():
+    def rest(neutral):
+        device = Keyboard(neutral=neutral)
+        device._space = named(ACTION, JOINTS)
+        device._check_space()
+        return device._neutral.tolist()
+
+    assert rest({"elbow.pos": 2.0, "shoulder.pos": 1.0}) == rest([1.0, 2.0]) == [1.0, 2.0]
+    with refused(names=("neutral", "elbow.pos", "wrist")):
+        rest({"elbow.pos": 2.0, "wrist": 1.0})
+
+
+CAMERAS = ("front", "wrist")
+
+
+def two_cameras(cameras):
+    spaces = {name: Box(0, 255, (8, 8, 3), np.uint8) for name in CAMERAS}
+    spaces |= {"proprio": named(STATE, JOINTS), "depth": Box(0, 9, (8, 8), np.float32)}
+    env = ScriptedEnv(Dict(spaces), ACTION)
+    return VLAObservation(env, rgb=cameras, depth=["depth", "depth"]).observation_space
+
+
+def test_cameras_and_joints_of_a_vla_have_their_names():
+    space, other = two_cameras(CAMERAS), two_cameras(CAMERAS[::-1])
+    assert names_of(space["rgb"], 0) == CAMERAS
+    assert names_of(space["rgb"]) == names_of(space["depth"]) == ()
+    assert names_of(space["proprio"]) == JOINTS
+    assert space_from(space_data(space)) == space != other
+    saved = {SPACES_KEY: {"observation_space": space_data(space)}}
+    check_description(variant_of(space), saved, "")
+    with refused(names=("observation_space", "front, wrist", "wrist, front")):
+        check_description(variant_of(other), saved, "")
+
+
+def variant_of(space):
+    """Return what `check_description` reads of a policy."""
+    return SimpleNamespace(observation_space=space, action_space=ACTION)

@@ -85,14 +85,14 @@ def test_options_without_effect_are_named(tmp_path, capsys):
     env = ["--data.env", "lightning_rl.FiveDoors"]
     script = ["--script", "tests.reports.test_played_envs.idle"]
     run(["record", "--path", str(tmp_path / "data"), *env, *script, *options])
-    lines = capsys.readouterr().out.splitlines()
-    assert_names(lines[0], "--max_steps 999", "10")
-    assert_names(lines[1], "--fps 3", "30")
-    assert_names(lines[2], "--execute", "--ckpt_path")
+    lines = capsys.readouterr().err.splitlines()
+    assert_names(lines[0], "--execute 2", "--ckpt_path")
+    assert_names(lines[1], "--max_steps 999", "10")
+    assert_names(lines[2], "--fps 3", "30")
 
 
 def test_options_with_an_effect_are_not(tmp_path, capsys):
     env = ["--data.env", "lightning_rl.FiveDoors", "--max_steps", "4", "--episodes", "1"]
     script = ["--script", "tests.reports.test_played_envs.idle"]
     run(["record", "--path", str(tmp_path / "data"), *env, *script])
-    assert "no effect" not in capsys.readouterr().out
+    assert "no effect" not in capsys.readouterr().err

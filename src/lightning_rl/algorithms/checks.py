@@ -547,9 +547,9 @@ def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
         for part, names in names_within(getattr(policy, name)).items():
             require(
                 saved.get(part, names) == names,
-                f"The numbers of the {name} of the checkpoint's policy are "
+                f"The numbers or cameras of the {name} of the checkpoint's policy are "
                 f"{', '.join(saved.get(part, ()))}, but of this env {', '.join(names)}: the same "
-                "weights would move other joints. Use an env with the order of the checkpoint's.",
+                "weights would take one for another. Use an env with the checkpoint's order.",
             )
     if DESCRIPTION_KEY not in state:
         return

@@ -436,8 +436,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         super().add_to_replay(rollout)
         # The replay may hold demonstrations: see `ReturnNormalizer.observe_offline`.
         if isinstance(self.reward_normalizer, ReturnNormalizer):
-            if self.replay.largest_new_reward is not None:
-                self.reward_normalizer.raise_largest(self.replay.largest_new_reward)
+            if (largest := self.replay.largest_new_return(self.gamma)) is not None:
+                self.reward_normalizer.raise_largest(largest)
             rewards = self.replay.take_offline_rewards()
             if rewards is not None:
                 self.reward_normalizer.observe_offline(*rewards, self.gamma)

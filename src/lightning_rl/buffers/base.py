@@ -118,8 +118,9 @@ class Replay(ABC):
             "on sequences. Set data.replay: ReplayBuffer, or remove the memory."
         )
 
-    largest_new_reward: Tensor | None = None
-    """Largest absolute reward [1] that the replay itself computes, after the first `extend`."""
+    def largest_new_return(self, gamma: float) -> Tensor | None:
+        """Return a bound [1] on returns of rewards that the replay itself computes, or None."""
+        return None
 
     def take_offline_rewards(self) -> "OfflineRewards | None":
         """Return rewards of transitions without a collector, once; None if there are none."""

@@ -29,6 +29,14 @@ OUTER = {
 }
 """Options that take a class, and the class whose help is shown by default."""
 
+OF_TRAINING: tuple[str, ...] = (
+    *("restore_replay", "data.replay", "data.events", "data.extra_fields"),
+    *("model.learning_rate", "model.lr_schedule", "model.max_grad_norm", "model.optimizer"),
+    *("trainer.best_", "trainer.checkpoint_", "trainer.enable_checkpointing", "trainer.init_from"),
+    *("trainer.keep_checkpoints", "trainer.log", "trainer.max_", "trainer.save_replay"),
+)
+"""Beginnings of options without effect in `validate`, `test` and `play`."""
+
 
 class Completed(NamedTuple):
     """Arguments for the parser.
@@ -51,6 +59,7 @@ def complete(arguments: list[str]) -> Completed:
         return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
     options = resolved_options(subcommand, options, kinds_of(subcommand))
     checkpoint, config = value_of("--ckpt_path", options), value_of("--config", options)
+    _name_unused(subcommand, options, resumes=checkpoint is not None)
     if checkpoint is not None and config is None:
         return _with_config_of(checkpoint, subcommand, options)
     if config is not None and value_of("--exp_name", options) is None:
@@ -58,6 +67,19 @@ def complete(arguments: list[str]) -> Completed:
         # At the front: an exp_name in the config wins.
         options.insert(0, f"--exp_name={Path(first.partition('=')[2]).stem}")
     return Completed([subcommand, *options], True, options)
+
+
+def _name_unused(subcommand: str, options: Sequence[str], resumes: bool) -> None:
+    """Print a line for each typed option that has no effect in the subcommand."""
+    names, reason = OF_TRAINING, f"it is for training, not for {subcommand}"
+    if subcommand in TRAINS and resumes:
+        names, reason = ("trainer.init_from",), "a resumed run has the weights of its checkpoint"
+    elif subcommand in TRAINS:
+        names, reason = ("restore_replay", "trust_code"), "no checkpoint is read (--ckpt_path)"
+    for option in options:
+        flag = option.partition("=")[0].replace(".init_args", "")
+        if flag.removeprefix("--").startswith(names):
+            rank_zero_only(tell)(f"{option} has no effect: {reason}.", sys.stderr)
 
 
 def is_trusted(options: Sequence[str]) -> bool:

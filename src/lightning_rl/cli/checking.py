@@ -30,7 +30,7 @@ from lightning_rl.cli.names import (
     unknown_class,
     unknown_setting,
 )
-from lightning_rl.cli.options import Option, explained_refusals, option_parser
+from lightning_rl.cli.options import Option, explained_refusals, name_unused, option_parser
 from lightning_rl.cli.parsing import (
     BEFORE,
     FILLED_IN,
@@ -133,7 +133,9 @@ def parse_classes(
         parser.parse_args(list(typed))
     checked = check_options(typed, {name: option.kind for name, option in options.items()})
     with explained_refusals():
-        return cast(Namespace, parser.instantiate(parser.parse_object(checked)))
+        settings = cast(Namespace, parser.instantiate(parser.parse_object(checked)))
+    name_unused(options, settings, typed)
+    return settings
 
 
 def kinds_of(subcommand: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Parse the options of a subcommand that makes no run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,6 +12,7 @@ from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.parsing import Refusal, UsageError, check_names, no_option
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
+from lightning_rl.system.output import tell
 
 NEEDED: Any = object()
 """Default of a required option."""
@@ -24,19 +26,47 @@ class Option(NamedTuple):
         default: `NEEDED` if the option is required; None if it may be left out.
         help: help text.
         several: whether it takes several values, `--success 0 3 7`.
+        unused: of the parsed options, returns why this one has no effect with them; "" if it has.
     """
 
     kind: Any
     default: Any
     help: str
     several: bool = False
+    unused: Callable[[Namespace], str] = lambda settings: ""
+
+    @staticmethod
+    def only_with(other: str, *values: Any) -> Callable[[Namespace], str]:
+        """Return an `unused`: the option needs another one, given or with one of `values`."""
+
+        def reason(settings: Namespace) -> str:
+            value = settings[other]
+            if value in values if values else value is not None:
+                return ""
+            return f"it is for --{other} {' or '.join(v for v in values if v)}".rstrip()
+
+        return reason
 
 
-FOR_CHECKPOINTS = {
-    "output_dir": Option(str, "outputs", "folder of runs in which last and best are searched"),
-    "trust_code": Option(bool, False, "run the code that the configuration in a checkpoint names"),
-}
-"""Options of subcommands that read a checkpoint."""
+def checkpoint_options(name: str, *others: str) -> dict[str, Option]:
+    """Return the options for reading the checkpoint of the option `name`.
+
+    Args:
+        name: an option whose value is a path, `last`, `best`, None, or one of `others`.
+        others: values that name no checkpoint.
+    """
+    folder = "folder of runs in which last and best are searched"
+    code = "run the code that the configuration in a checkpoint names"
+
+    def reads_none(settings: Namespace) -> str:
+        return Option.only_with(name)(settings) or (
+            f"--{name} {settings[name]} names no checkpoint" if settings[name] in others else ""
+        )
+
+    return {
+        "output_dir": Option(str, "outputs", folder, unused=Option.only_with(name, "last", "best")),
+        "trust_code": Option(bool, False, code, unused=reads_none),
+    }
 
 
 class OptionParser(LightningArgumentParser):
@@ -55,7 +85,7 @@ def option_parser(subcommand: str, description: str, options: Mapping[str, Optio
         allow_abbrev=False,
         description=description,
     )
-    for name, (kind, default, text, several) in options.items():
+    for name, (kind, default, text, several, _) in options.items():
         is_positional = name.startswith("<")
         settings: dict[str, Any] = {"nargs": "+"} if several else {}
         if default is not NEEDED:
@@ -75,7 +105,17 @@ def parse_options(
     """Parse the options of a subcommand; refuse unknown names and values of another type."""
     check_names(subcommand, typed, options)
     with explained_refusals():
-        return option_parser(subcommand, description, options).parse_args(list(typed))
+        settings = option_parser(subcommand, description, options).parse_args(list(typed))
+    name_unused(options, settings, typed)
+    return settings
+
+
+def name_unused(options: Mapping[str, Option], settings: Namespace, typed: Sequence[str]) -> None:
+    """Print a line for each typed option that has no effect with the others."""
+    flags = {argument.partition("=")[0] for argument in typed}
+    for name, option in options.items():
+        if f"--{name}" in flags and (reason := option.unused(settings)):
+            tell(f"--{name} {settings[name]} has no effect: {reason}.", sys.stderr)
 
 
 @contextmanager

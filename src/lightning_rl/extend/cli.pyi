@@ -6,9 +6,9 @@ from lightning_rl.cli.checking import parse_classes as parse_classes
 from lightning_rl.cli.config_files import find_config as find_config
 from lightning_rl.cli.config_files import shipped_configs as shipped_configs
 from lightning_rl.cli.imports import only_allowed_imports as only_allowed_imports
-from lightning_rl.cli.options import FOR_CHECKPOINTS as FOR_CHECKPOINTS
 from lightning_rl.cli.options import NEEDED as NEEDED
 from lightning_rl.cli.options import Option as Option
+from lightning_rl.cli.options import checkpoint_options as checkpoint_options
 from lightning_rl.cli.options import explained_refusals as explained_refusals
 from lightning_rl.cli.options import option_parser as option_parser
 from lightning_rl.cli.options import parse_options as parse_options

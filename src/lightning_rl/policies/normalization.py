@@ -156,8 +156,9 @@ class ReturnNormalizer(RewardNormalizer):
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
     |G| so far, without clipping, so that returns fit categorical critics. Source: Lee et al. 2025
     (SimbaV2), section 4.3. With a `MixedReplay`, the variance covers collected samples and
-    demonstrations by their shares, and rewards of new goals (`HindsightReplay`) are at most
-    `limit`. The scale is 1 while the variance is 0.
+    demonstrations by their shares, and returns of new goals (`HindsightReplay`) are at most
+    `limit`: of a goal that ends no episode, |r| / (1 - gamma). The scale is 1 while the variance is
+    0.
 
     Args:
         limit: bound on returns; None for no limit.

@@ -10,29 +10,29 @@ from lightning_rl.system.errors import require
 
 
 class NamedBox(gymnasium.spaces.Box):
-    """A Box [..., A] with A names for its last axis; a Box without names may equal it."""
+    """A Box with names for an axis, the last or the first; a Box without names may equal it."""
 
-    def __init__(self, box: gymnasium.spaces.Box, names: Sequence[str]) -> None:
+    def __init__(self, box: gymnasium.spaces.Box, names: Sequence[str], axis: int = -1) -> None:
         dtype: Any = box.dtype
         super().__init__(box.low, box.high, box.shape, dtype.type)
-        self.names = tuple(names)
+        self.names, self.axis = tuple(names), axis
 
     def __eq__(self, other: Any) -> bool:
-        return super().__eq__(other) and names_of(other) in ((), self.names)
+        return super().__eq__(other) and names_of(other, self.axis) in ((), self.names)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} of {', '.join(self.names)}"
 
 
-def names_of(space: gymnasium.Space[Any] | None) -> tuple[str, ...]:
-    """Return the names of a space's last axis; () without names."""
-    return space.names if isinstance(space, NamedBox) else ()
+def names_of(space: gymnasium.Space[Any] | None, axis: int = -1) -> tuple[str, ...]:
+    """Return the names of a space's last axis (0: of the first, cameras); () without names."""
+    return space.names if isinstance(space, NamedBox) and space.axis == axis else ()
 
 
 def names_within(space: gymnasium.Space[Any], *path: str) -> dict[tuple[str, ...], Sequence[str]]:
     """Return the names of a space and of the spaces in a Dict, by their keys."""
     if not isinstance(space, gymnasium.spaces.Dict):
-        return {path: names} if (names := names_of(space)) else {}
+        return {path: names} if (names := names_of(space) or names_of(space, 0)) else {}
     parts = (names_within(part, *path, key) for key, part in space.items())
     return {key: names for part in parts for key, names in part.items()}
 
@@ -52,15 +52,17 @@ def names_in(entry: Any, size: int) -> tuple[str, ...]:
     return tuple(entry) if texts and len(set(entry)) == len(entry) == size else ()
 
 
-def named(space: gymnasium.Space[Any], names: Iterable[str]) -> gymnasium.Space[Any]:
-    """Return a Box with names, or the space unchanged if they are not one for each number."""
+def named(
+    space: gymnasium.Space[Any], names: Iterable[str], axis: int = -1
+) -> gymnasium.Space[Any]:
+    """Return a Box with names, or the space unchanged if the axis has not one entry for each."""
     names = tuple(names)
     # A subclass of Box, such as StructuredActions, has its own meaning.
     if type(space) is not gymnasium.spaces.Box or not all(names):
         return space
     # Repeated names could not be matched.
-    fits = len(set(names)) == len(names) and space.shape[-1:] == (len(names),)
-    return NamedBox(space, names) if fits else space
+    size = space.shape[axis] if space.shape else 0
+    return NamedBox(space, names, axis) if len(set(names)) == len(names) == size else space
 
 
 def by_name(setting: str, value: Any, names: Sequence[str]) -> dict[str, Any]:

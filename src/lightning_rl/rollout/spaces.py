@@ -33,6 +33,7 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
     elif isinstance(space, spaces.Box):
         kwargs = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
         kwargs |= {"names": list(names)} if (names := names_of(space)) else {}
+        kwargs |= {"cameras": list(names)} if (names := names_of(space, 0)) else {}
     elif isinstance(space, spaces.Discrete):
         kwargs = {"n": int(space.n), "start": int(space.start)}
     elif isinstance(space, spaces.MultiDiscrete):
@@ -72,7 +73,9 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
         shape = tuple(int(size) for size in data["shape"])
         # One number stands for equal bounds, see `_bound`.
         low, high = (np.broadcast_to(np.array(data[b], dtype), shape) for b in ("low", "high"))
-        return named(spaces.Box(low, high, shape, dtype.type), map(str, data.get("names", ())))
+        box = spaces.Box(low, high, shape, dtype.type)
+        axis, names = (0, data["cameras"]) if "cameras" in data else (-1, data.get("names", ()))
+        return named(box, map(str, names), axis)
     if kind == "Discrete":
         return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=dtype.type)
     if kind == "MultiDiscrete":

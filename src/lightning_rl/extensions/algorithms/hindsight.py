@@ -92,7 +92,8 @@ class HindsightReplay(ReplayBuffer):
         self._judge = goals
         self._strategy, self._share = strategy, share
         self._sorted_ends, self._sorted_at = torch.empty(0), -1  # env * ENV_STRIDE + slot
-        self._checked = False
+        # Largest |r| at goals that end an episode and at others; known after the first rollout.
+        self._goal_rewards: tuple[Tensor, Tensor] | None = None
 
     def extend(self, rollout: TensorDict) -> None:
         for key, content in UNFIT.items():
@@ -102,9 +103,17 @@ class HindsightReplay(ReplayBuffer):
                 "remove that, or set data.replay: ReplayBuffer.",
             )
         super().extend(rollout)
-        if not self._checked:
-            self._checked = True
+        if self._goal_rewards is None:
             self._check_rewards(rollout.batch_size[1] - 1)
+
+    def largest_new_return(self, gamma: float) -> Tensor | None:
+        # Collected rewards are all 0 before the first success; those of new goals are not.
+        if self._goal_rewards is None:
+            return None
+        ending, repeated = self._goal_rewards
+        # A goal that ends no episode is reached at each step after the first, and time limits
+        # bootstrap: the return is a geometric series.
+        return ending.maximum(repeated / (1 - gamma) if gamma < 1 else repeated)[None]
 
     def _check_rewards(self, steps: int) -> None:
         """Refuse an env whose rewards differ from those of its `compute_reward`."""
@@ -114,8 +123,11 @@ class HindsightReplay(ReplayBuffer):
         rows = self.ring.row(torch.arange(first, stored * self.num_envs, device=self.ring.device))
         achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
         computed, _ = self._judge(achieved, desired)
-        # Collected rewards are all 0 before the first success; relabelled ones are not.
-        self.largest_new_reward = self._judge(achieved, achieved)[0].abs().amax(0, keepdim=True)
+        reward, ends = self._judge(achieved, achieved)
+        self._goal_rewards = (
+            reward.abs().where(ends, 0.0).amax(),
+            reward.abs().where(~ends, 0).amax(),
+        )
         paid = self.ring.columns["reward",].index_select(0, rows)
         differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
         if differs.float().mean() > MOST_DIFFERENT:

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_rl import Replay, ReplayBuffer
 from lightning_rl.extend.algorithms import CURE, REPLAY_FOLDER, OfflineRewards, ReplayFactory
@@ -165,6 +166,10 @@ class MixedReplay(Replay):
         if source is not None:
             for episode in source:
                 self._put(episode)
+
+    def largest_new_return(self, gamma: float) -> Tensor | None:
+        bounds = (part.largest_new_return(gamma) for part in (self.online, self.offline))
+        return max((bound for bound in bounds if bound is not None), default=None)
 
     def take_offline_rewards(self) -> OfflineRewards | None:
         """Return the rewards of the initial demonstrations, once; None afterwards.

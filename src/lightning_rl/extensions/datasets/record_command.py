@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from jsonargparse import Namespace
 from lightning_rl import VectorEnv
 from lightning_rl.extend.checkpoints import find_checkpoint, load_trained, run_settings
 from lightning_rl.extend.cli import (
-    FOR_CHECKPOINTS,
     NEEDED,
     CommandLine,
     Option,
+    checkpoint_options,
     find_config,
     handle_signals,
     is_trusted,
@@ -33,6 +33,7 @@ from lightning_rl.extend.collectors import ActionFunction, action_function
 from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import tell, tell_from_handler
+from lightning_rl.extend.policies import picture_keys
 from lightning_rl.extensions.datasets.ahead import ChunksAhead, single
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
@@ -61,8 +62,14 @@ OPTIONS = {
         None,
         "actions of a chunk after which the next one is computed. Default: as in the config; else "
         "all, or in real time half, while the rest executes",
+        unused=Option.only_with("ckpt_path"),
     ),
-    "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
+    "deterministic": Option(
+        bool,
+        True,
+        "the checkpoint acts by its mode; false draws actions",
+        unused=Option.only_with("ckpt_path"),
+    ),
     "episodes": Option(int, 20, "number of episodes; re-recorded ones do not count"),
     "fps": Option(float, None, "steps per second. Default: the env's own rate"),
     "real_time": Option(bool, None, "keep that pace. Default: only with a source of interventions"),
@@ -77,7 +84,7 @@ OPTIONS = {
         "with a source of interventions or a real arm",
     ),
     "seed": Option(int, 1, "of the env"),
-    **FOR_CHECKPOINTS,
+    **checkpoint_options("ckpt_path"),
 }
 DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a dataset."
 
@@ -96,6 +103,8 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
             option for option in options if option.partition("=")[0] not in ("--config", "-c")
         ]
         checkpoint = value_of("--ckpt_path", options)
+        if config is not None and _names_env(options):
+            tell(f"--config {config} has no effect: --data.env names the env.", sys.stderr)
         trusted = is_trusted(options)
         # The checkpoint is trusted only on request, so its env's class is imported under the same
         # rule as a typed one.
@@ -123,8 +132,9 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         asks = has_person if settings.ask is None else settings.ask
         # A source of interventions acts alone where neither policy nor script acts.
         in_charge = source is not None and not acts
-        for line in _without_effect(settings, env, in_real_time=source is not None or is_real):
-            tell(line)
+        tell_unused_in(env, settings.max_steps, settings.pictures)
+        if not (source is not None or is_real or settings.real_time):
+            _tell_other_rate(settings.fps, env)
         recorder = Recorder(
             recorded_env, source, in_charge, settings.extra, interrupt.answer if asks else None
         )
@@ -165,18 +175,23 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
             tell(f"Dataset: {settings.path}")
 
 
-def _without_effect(settings: Namespace, env: VectorEnv, in_real_time: bool) -> Iterator[str]:
-    """Yield a line for each option that changes nothing here."""
-    limit, steps, fps = env.max_episode_steps, settings.max_steps, settings.fps
-    if steps is not None and limit is not None and steps > limit:
-        yield f"--max_steps {steps} has no effect: the env ends each episode after {limit} steps."
-    if fps is not None and fps != env.render_fps and not (in_real_time or settings.real_time):
-        yield (
+def tell_unused_in(env: VectorEnv, max_steps: int | None, pictures: str = "video") -> None:
+    """Print a line for each option that has no effect in an env."""
+    limit, line = env.max_episode_steps, "--{} {} has no effect: the env {}."
+    if max_steps is not None and limit is not None and max_steps > limit:
+        reason = f"ends each episode after {limit} steps"
+        tell(line.format("max_steps", max_steps, reason), sys.stderr)
+    if pictures == "png" and not picture_keys(env.single_observation_space):
+        tell(line.format("pictures", pictures, "observes no pictures"), sys.stderr)
+
+
+def _tell_other_rate(fps: float | None, env: VectorEnv) -> None:
+    if fps is not None and fps != env.render_fps:
+        tell(
             f"--fps {fps:g} does not change the simulation, which takes {env.render_fps:g} steps "
-            "per second: only the dataset will say so."
+            "per second: only the dataset will say so.",
+            sys.stderr,
         )
-    if settings.execute is not None and settings.ckpt_path is None:
-        yield f"--execute {settings.execute} has no effect: it is for a policy (--ckpt_path)."
 
 
 class _Interrupt:
@@ -350,10 +365,13 @@ def without_chunks(env: Any) -> tuple[Any, dict[str, Any]]:
     return chunk.pop("env"), chunk
 
 
+def _names_env(options: Sequence[str]) -> bool:
+    return value_of("--data.env", options) is not None
+
+
 def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:
     """Return the env of the checkpoint's run as an option, unless the options name an env."""
-    names_env = any(option.partition("=")[0] == "--data.env" for option in options)
-    if checkpoint is None or names_env:
+    if checkpoint is None or _names_env(options):
         return []
     path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
     return _env_in(run_settings(path, trusted), str(path))

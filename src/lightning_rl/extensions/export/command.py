@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.checkpoints import Trained, load_trained
-from lightning_rl.extend.cli import FOR_CHECKPOINTS, NEEDED, CommandLine, Option, parse_options
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, checkpoint_options, parse_options
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, shown, tell
 from lightning_rl.extensions.export.formats import (
@@ -27,7 +27,7 @@ OPTIONS = {
         "onnx for onnxruntime, torch for torch.export, safetensors for load_policy, or lerobot",
     ),
     "path": Option(str, None, "path of the file. Default: in export/ of the run's directory"),
-    **FOR_CHECKPOINTS,
+    **checkpoint_options("ckpt_path"),
 }
 DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.extend.errors import Configurable, closest, require
@@ -68,8 +69,14 @@ class ActionTerm(ABC, Configurable):
         # A copy, because several envs may share the configured term.
         term = copy.copy(self)
         for setting in ("scale", "clip"):
-            if isinstance(value := getattr(self, setting), dict):
+            value = getattr(self, setting)
+            if isinstance(value, dict):
                 setattr(term, setting, list(by_name(f"{label}: {setting}", value, names).values()))
+            elif isinstance(value, list) and names and self.drives != list(names):
+                rank_zero_warn(
+                    f"{label}: {setting} {value} is read in the order {', '.join(names)}, which "
+                    "another model may change: give {name: number}."
+                )
         return term
 
     def size(self, drives: int) -> int:
@@ -179,6 +186,9 @@ class EndEffectorPose(ActionTerm):
         super().__init__(scale, clip, drives)
         self._size = size
         self._inverse = function_of(inverse_kinematics, "EndEffectorPose: inverse_kinematics")
+
+    def ordered(self, names: Sequence[str], label: str) -> "ActionTerm":
+        return self  # `scale` and `clip` are of the pose
 
     def size(self, drives: int) -> int:
         return self._size

@@ -18,11 +18,11 @@ from jsonargparse import Namespace
 from lightning_rl import Algorithm, ConfigurationError, VectorEnv
 from lightning_rl.extend.checkpoints import find_checkpoint
 from lightning_rl.extend.cli import (
-    FOR_CHECKPOINTS,
     NEEDED,
     CommandLine,
     Option,
     check_run,
+    checkpoint_options,
     find_config,
     is_trusted,
     normalize_options,
@@ -39,16 +39,24 @@ from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from lightning_rl.extensions.datasets.playing import play_policy
 from lightning_rl.extensions.datasets.reader import read_episodes
-from lightning_rl.extensions.datasets.record_command import without_chunks
+from lightning_rl.extensions.datasets.record_command import tell_unused_in, without_chunks
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.recap.label_command import Run, fit_value, summary, value_config
 from lightning_rl.extensions.recap.value_fit import ValueFit
+
+
+def _plays_none(settings: Namespace) -> str:
+    recorded = settings["from"] is not None and settings.rounds == 1
+    return "the only round takes the episodes of --from" if recorded else ""
+
 
 OPTIONS = {
     "config": Option(str, NEEDED, "of BehaviorCloning with a ConditionedPolicy, or with weights"),
     "run_dir": Option(str, NEEDED, "directory of all results; an unfinished one is resumed"),
     "rounds": Option(int, 3, "number of rounds"),
-    "episodes": Option(int, 400, "episodes that the policy plays in each round"),
+    "episodes": Option(
+        int, 400, "episodes that the policy plays in each round", unused=_plays_none
+    ),
     "base": Option(str, None, "checkpoint that every round starts from. Default: train the config"),
     "from": Option(str, None, "dataset for the first round, in which then no episode is played"),
     "value": Option(str, None, "a config of ValueFit. Default: a small network, 500 steps"),
@@ -59,10 +67,10 @@ OPTIONS = {
     "eval_episodes": Option(int, 200, "episodes of each evaluation"),
     "num_envs": Option(int, 64, "number of episodes in parallel"),
     "max_steps": Option(int, None, "of an episode. Default: the env's own limit"),
-    "task": Option(str, "", "instruction of the task, as text"),
+    "task": Option(str, "", "instruction of the task, as text", unused=_plays_none),
     "pictures": Option(Literal["video", "png"], "png", "format of pictures; png loses nothing"),
     "seed": Option(int, 1, "of the played episodes"),
-    **FOR_CHECKPOINTS,
+    **checkpoint_options("base"),
 }
 DESCRIPTION = (
     "Improve a policy in rounds: collect episodes, fit a value, label, clone from the base. "
@@ -94,7 +102,9 @@ def recap(options: Sequence[str], command_line: CommandLine) -> None:
     check_range("num_envs", settings.num_envs, minimum=1)
     check_range("max_steps", settings.max_steps, minimum=1)
     check_range("seed", settings.seed, minimum=0, maximum=200)
-    Rounds(settings, command_line.run, is_trusted(typed), typed, changes).run()
+    base = [] if settings.base is None else [f"--ckpt_path={settings.base}"]
+    trusted = is_trusted([*typed, *base])
+    Rounds(settings, command_line.run, trusted, typed, changes).run()
 
 
 class Rounds:
@@ -250,6 +260,8 @@ class Rounds:
             closing(self._new_env(settings.num_envs)) as env,
             closing(self._played(env, number, first, settings.eval_episodes)) as played,
         ):
+            if number == 0:
+                tell_unused_in(env, settings.max_steps)
             successes = [episode.success for episode in played]
         require(
             number > 0 or any(success is not None for success in successes),
@@ -296,10 +308,9 @@ class Rounds:
         options = [] if base is None else [f"--trainer.init_from={base}"]
         # An interrupted `fit` of this phase continues; without a checkpoint it starts again.
         if last.is_file():
-            options = [f"--ckpt_path={last}"]
+            options = [f"--ckpt_path={last}", f"--trust_code={str(self._trusted).lower()}"]
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
-        options += ["--trust_code=true"] if self._trusted else []
         # One process: `auto` would take all GPUs, and the phases follow each other here.
         config["trainer"] = {"devices": 1, **config.get("trainer", {})}
         run_dir.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import gymnasium
 from jsonargparse import Namespace
 
-from lightning_rl.extend.cli import FOR_CHECKPOINTS, NEEDED, CommandLine, Option, parse_options
+from lightning_rl.extend.cli import (
+    NEEDED,
+    CommandLine,
+    Option,
+    checkpoint_options,
+    parse_options,
+)
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import dump_yaml, tell, write_atomically
 from lightning_rl.extend.policies import picture_keys
@@ -38,7 +44,10 @@ OPTIONS = {
         Rewards, None, "success: -1 for each step until success (default); or env: as recorded"
     ),
     "failure_cost": Option(
-        float, None, "of a failure, in steps. Default: length of the longest episode"
+        float,
+        None,
+        "of a failure, in steps. Default: length of the longest episode",
+        unused=Option.only_with("reward", "success", None),
     ),
     "gamma": Option(float, None, "discount per step. Default: 1"),
     "value": Option(
@@ -47,7 +56,9 @@ OPTIONS = {
         "value of the advantages: a run or checkpoint of ValueFit; fitted: fit a small network "
         "first; mean: the mean return of the task",
     ),
-    "value_steps": Option(int, 500, "optimizer steps of --value fitted"),
+    "value_steps": Option(
+        int, 500, "optimizer steps of --value fitted", unused=Option.only_with("value", "fitted")
+    ),
     "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),
     "positive": Option(
         float, None, "share of good steps. Default: the task's success rate, at most 0.3"
@@ -55,19 +66,12 @@ OPTIONS = {
     "doubtful": Option(
         Literal["warn", "refuse"], "warn", "warn of labels that may do harm, or do not write them"
     ),
-    "seed": Option(int, 1, "seed of --value fitted"),
-    **FOR_CHECKPOINTS,
+    "seed": Option(int, 1, "seed of --value fitted", unused=Option.only_with("value", "fitted")),
+    **checkpoint_options("value", "fitted", "mean"),
 }
 DESCRIPTION = "Write rewards, returns, values and advantages of each step into a dataset."
 RETURNS = ("reward", "failure_cost", "gamma")
 """Options that decide the returns, and so the value."""
-
-NEEDS = {
-    "value_steps": ("value", "fitted"),
-    "seed": ("value", "fitted"),
-    "failure_cost": ("reward", "success"),
-}
-"""Options that only have an effect with a value of another option."""
 
 
 def label(options: Sequence[str], command_line: CommandLine) -> None:
@@ -75,11 +79,6 @@ def label(options: Sequence[str], command_line: CommandLine) -> None:
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
     check_range("value_steps", settings.value_steps, minimum=1)
-    for name, (option, value) in NEEDS.items():
-        # A default is no request, so it is not reported.
-        is_default = settings[name] == OPTIONS[name].default
-        if not is_default and settings[option] not in (value, OPTIONS[option].default):
-            tell(f"--{name} {settings[name]} has no effect: it is for --{option} {value}.")
     lists: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
     return_settings = {name: settings[name] for name in RETURNS if settings[name] is not None}
     other_settings = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}
@@ -106,9 +105,9 @@ def label(options: Sequence[str], command_line: CommandLine) -> None:
 
 def _value(settings: Namespace, return_settings: dict[str, Any], run: Run) -> ValueFit:
     """Load the value of a run, or fit one to returns with the given settings."""
-    checkpoint_options = {name: settings[name] for name in FOR_CHECKPOINTS}
     if settings.value != "fitted":
-        return ValueFit.load_from_checkpoint(settings.value, **checkpoint_options)
+        loading = {name: settings[name] for name in ("output_dir", "trust_code")}
+        return ValueFit.load_from_checkpoint(settings.value, **loading)
     with TemporaryDirectory() as folder:
         config = value_config(settings.path, return_settings, settings.value_steps, settings.seed)
         with redirect_stdout(io.StringIO()):  # its paths are of a directory that is then deleted

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from jsonargparse import Namespace
+
 from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded, tell, write_atomically
@@ -13,6 +15,12 @@ from lightning_rl.extensions.reports.comparison import METRIC, Comparison, compa
 from lightning_rl.extensions.reports.rendering import as_data, as_markdown, as_page
 
 Format = Literal["html", "md", "json"]
+
+
+def _has_no_films(settings: Namespace) -> str:
+    kind, _ = _format_and_path(settings.format, settings.output)
+    return "" if kind == "html" else f"it is for --format html, not {kind}"
+
 
 OPTIONS = {
     "<runs>": Option(
@@ -27,7 +35,12 @@ OPTIONS = {
         "settings that are equal in the runs of a group. Default: all but the seed",
         True,
     ),
-    "films_mib": Option(float, 10.0, "MiB of films in the page; further films are linked"),
+    "films_mib": Option(
+        float,
+        10.0,
+        "MiB of films in the page; further films are linked",
+        unused=_has_no_films,
+    ),
 }
 DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, costs, films."
 
@@ -39,9 +52,6 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], minimum=0)
     kind, output = _format_and_path(settings["format"], settings["output"])
-    # A default is no request, so it cannot be without effect.
-    if kind != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
-        tell(f"--films_mib has no effect: it is for --format html, not {kind}.", sys.stderr)
     comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
     for _, reason in comparison.left_out:
         tell(f"Left out: {reason}", sys.stderr)
@@ -59,9 +69,14 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
 
 def _format_and_path(kind: Format | None, output: str | None) -> tuple[Format, Path | None]:
     formats: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
+    suffix = Path(output or DEFAULT).suffix
     # The name of the file decides, unless --format does.
-    if kind is None:
-        suffix = Path(output or DEFAULT).suffix
+    if kind is not None:
+        require(
+            output is None or formats.get(suffix, kind) == kind,
+            f"--output {output} does not end with .{kind}, as a file of --format {kind} does.",
+        )
+    else:
         require(
             suffix in formats,
             f"--output {output} must end in one of {', '.join(formats)}: set --format html, md "

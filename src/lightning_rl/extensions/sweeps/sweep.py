@@ -277,6 +277,9 @@ class _Sweep:
             f"sweep.trials is {settings.trials}, but a grid tries every point: remove it, or "
             "choose sweep.search: random.",
         )
+        if settings.search == GRID and settings.seed != SweepSettings.seed:
+            reason = "it is of the search, and a grid tries every point"
+            tell(f"--sweep.seed {settings.seed} has no effect: {reason}.", sys.stderr)
         require(
             settings.search != GRID or not settings.first,
             "sweep.first is tried before the points of a search, but a grid tries every point: "

@@ -14,6 +14,7 @@ import numpy as np
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.envs import name_of, one_picture
 from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.spaces import by_name, names_of
 from lightning_rl.extensions.teleoperation.intervention import (
     Event,
     InterventionDecision,
@@ -23,6 +24,9 @@ from lightning_rl.kwargs import GamepadKwargs, KeyboardKwargs, SpaceMouseKwargs,
 
 INSTALL = "pip install -e '.[hil-devices]'"
 """How to install the packages."""
+
+Neutral = list[float] | Mapping[str, float] | None
+"""The action of an idle person: numbers in the order of the env, or by name."""
 
 Steering = Mapping[str, str]
 """Maps a key or an axis to a signed action component, such as `+0`, or to a discrete action."""
@@ -52,13 +56,13 @@ class Device(InterventionSource):
     Args:
         speed: deflection by a key or a full stick, as a fraction of the way from the neutral value
             to the bound; without bounds in units of the action.
-        neutral: [A], the action of an idle person; for a Box.
+        neutral: [A], or {name: number}, the action of an idle person; for a Box.
     """
 
     # By class: two keyboards would read the same keys.
     _in_use: ClassVar[dict[type, "Device"]] = {}
 
-    def __init__(self, speed: float = 1.0, neutral: list[float] | None = None) -> None:
+    def __init__(self, speed: float = 1.0, neutral: Neutral = None) -> None:
         check_range("speed", speed, above=0)
         self.speed, self.given_neutral = speed, neutral
         self._space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(1)
@@ -110,7 +114,10 @@ class Device(InterventionSource):
         bounded = np.isfinite(low) & np.isfinite(high)
         # The inner `where` keeps -inf + inf out of the sum, which would be NaN with a warning.
         middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
-        neutral = middle if self.given_neutral is None else np.asarray(self.given_neutral, float)
+        typed, names = self.given_neutral, names_of(space)
+        if isinstance(typed, Mapping):
+            typed = list(by_name("neutral", typed, names).values())
+        neutral = middle if typed is None else np.asarray(typed, float)
         require(
             neutral.shape == space.shape and bool(((neutral >= low) & (neutral <= high)).all()),
             f"neutral={self.given_neutral} is not an action of {space}: give {size} numbers "

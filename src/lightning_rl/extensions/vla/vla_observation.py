@@ -8,6 +8,7 @@ import numpy as np
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import check_range, closest, require
+from lightning_rl.extend.spaces import named, names_of
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 
 
@@ -63,14 +64,16 @@ class VLAObservation(gymnasium.Wrapper):
             )
         several = (len(pictures),) if self._stacked else ()
         shape = (*several, *pictures[0].shape)
-        spaces: dict[str, gymnasium.Space[Any]] = {
-            "rgb": gymnasium.spaces.Box(0, 255, shape, np.uint8)
-        }
+        # Named, because cameras in another order would be taken for each other.
+        cameras = self._cameras if self._stacked else ()
+        rgb_space = named(gymnasium.spaces.Box(0, 255, shape, np.uint8), cameras, axis=0)
+        spaces: dict[str, gymnasium.Space[Any]] = {"rgb": rgb_space}
         if self._depths:
             spaces["depth"] = self._depth_space()
         if proprio is not None:
-            size = int(np.prod(self._space(proprio).shape))
-            spaces["proprio"] = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            state_space = self._space(proprio)
+            state = gymnasium.spaces.Box(-np.inf, np.inf, (int(np.prod(state_space.shape)),))
+            spaces["proprio"] = named(state, names_of(state_space))
         if instruction is not None:
             self._tokenizer = InstructionTokenizer(tokenizer, length)
             # The upper bound of a Box is included.
@@ -106,7 +109,7 @@ class VLAObservation(gymnasium.Wrapper):
             renamed["language"] = self._tokens
         return renamed
 
-    def _depth_space(self) -> gymnasium.spaces.Box:
+    def _depth_space(self) -> gymnasium.Space[Any]:
         spaces = [self._space(name) for name in self._depths]
         shape = spaces[0].shape[:2]
         for name, space in zip(self._depths, spaces, strict=True):
@@ -122,7 +125,8 @@ class VLAObservation(gymnasium.Wrapper):
             65.535 if space.dtype == np.uint16 else float(space.high.max()) for space in spaces
         )
         several = (len(spaces),) if self._depths_stacked else ()
-        return gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
+        box = gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
+        return named(box, self._depths if self._depths_stacked else (), axis=0)
 
     def _read(self, text: str) -> None:
         # Most episodes have the instruction of the last one.
