@@ -1690,7 +1690,7 @@ MUTATIONS = (
         "cli/test_logs.py",
     ),
     Mutation(
-        "training/callbacks/film.py",
+        "extensions/videos/film.py",
         "a film that is thinned out has its later frames too close",
         "            self.stride *= 2\n",
         "",

@@ -205,6 +205,7 @@ def test_tests_of_the_core_import_no_extension():
 
 NEEDS = {
     "algorithms": "datasets vla",
+    "checks": "videos",
     "datasets": "teleoperation vla wrappers",
     "export": "vla",
     "mujoco": "managers tasks",

@@ -18,9 +18,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk
+from lightning_rl.extensions.videos.film import CAPTION, GAP, Film
+from lightning_rl.extensions.videos.video import _TimeShare
 from lightning_rl.training.callbacks import VideoSettings
-from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
-from lightning_rl.training.callbacks.video import _TimeShare
 from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import assert_same, assert_same_run, fit_in, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
@@ -290,7 +290,7 @@ def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
 
 def test_films_take_no_more_than_their_share_of_the_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("lightning_rl.training.callbacks.video.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.extensions.videos.video.time.perf_counter", lambda: now[0])
     clock, made = _TimeShare(0.05), 0
     for _ in range(200):  # an evaluation each second; a film of 8 frames takes 0.3 s
         now[0] += 1.0

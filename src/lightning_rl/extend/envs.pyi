@@ -32,6 +32,7 @@ from lightning_rl.envs.vector_env import Observation as Observation
 from lightning_rl.envs.vector_env import Options as Options
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import Seed as Seed
+from lightning_rl.envs.watch import EnvTimeoutError as EnvTimeoutError
 from lightning_rl.envs.watch import EnvWatch as EnvWatch
 from lightning_rl.system.machine import offscreen_renderer as offscreen_renderer
 from lightning_rl.system.phases import PhaseTimer as PhaseTimer

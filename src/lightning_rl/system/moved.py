@@ -46,6 +46,7 @@ MODULES = {
         "vla": "statistics",
     },
     "policies.networks": {"vla": "resnet"},
+    "training.callbacks": {"videos": "film video"},
     "system": {"fsdp": "strategy"},
 }
 """Modules of extensions, by their earlier packages and by extension."""

@@ -57,7 +57,6 @@ from lightning_rl.training.callbacks import (
     PeriodicCheckpoint,
     RunManifest,
     SettingsWriter,
-    VideoRecorder,
     VideoSettings,
     WarmStart,
     Window,
@@ -170,6 +169,8 @@ class RLTrainer(Trainer, Configurable):
 
     _check_run_dir: Callable[[], None] = staticmethod(lambda: None)  # it is not locked yet
 
+    _recorder: Any = None  # of the extension `videos`
+
     def __init__(
         self,
         *,
@@ -256,7 +257,8 @@ class RLTrainer(Trainer, Configurable):
             callbacks.append(SettingsWriter())
         if video:
             settings = video if isinstance(video, VideoSettings) else VideoSettings()
-            callbacks.append(VideoRecorder(self.run_dir, settings))
+            self._recorder = function_at(HOOKS["film"])(self.run_dir, settings)
+            callbacks.append(self._recorder)
         if progress:
             callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
         return callbacks
@@ -435,10 +437,9 @@ class RLTrainer(Trainer, Configurable):
         callbacks = cast(list[Callback], cast(Any, self).callbacks)
         # An evaluation with a window is no result to report.
         callbacks[:] = [c for c in callbacks if not isinstance(c, EvaluationReport)]
-        recorders = [c for c in callbacks if isinstance(c, VideoRecorder)]
-        for recorder in recorders:
-            recorder.stage = "play"
-        callbacks.append(EpisodeLines() if recorders else Window())
+        if self._recorder is not None:
+            self._recorder.stage = "play"
+        callbacks.append(Window() if self._recorder is None else EpisodeLines())
         return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:

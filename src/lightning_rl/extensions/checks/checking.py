@@ -19,12 +19,13 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.extend.collectors import BestCheckpoint, VideoRecorder, algorithm_of
+from lightning_rl.extend.collectors import BestCheckpoint, algorithm_of
 from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.files import expanded, remove_refused, write_atomically
 from lightning_rl.extensions.checks.check_env import EnvCheck, Finding, Level, Scaling
 from lightning_rl.extensions.checks.play import Play
+from lightning_rl.extensions.videos.video import VideoRecorder
 
 SHARE_OF_THE_ENV = 0.7
 """Share of the check's time for the env; the policy gets the rest."""

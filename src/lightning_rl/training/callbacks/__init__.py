@@ -1,4 +1,4 @@
-"""Callbacks: budget, checkpoints, signals, metrics, videos, progress and reports."""
+"""Callbacks: budget, checkpoints, signals, metrics, progress and reports."""
 
 from lightning_rl.training.callbacks.budget import EnvStepBudget as EnvStepBudget
 from lightning_rl.training.callbacks.checkpoints import AtomicCheckpointIO as AtomicCheckpointIO
@@ -16,7 +16,6 @@ from lightning_rl.training.callbacks.peers import Peers as Peers
 from lightning_rl.training.callbacks.progress import EnvStepProgress as EnvStepProgress
 from lightning_rl.training.callbacks.report import EvaluationReport as EvaluationReport
 from lightning_rl.training.callbacks.settings import SettingsWriter as SettingsWriter
-from lightning_rl.training.callbacks.video import VideoRecorder as VideoRecorder
-from lightning_rl.training.callbacks.video import VideoSettings as VideoSettings
 from lightning_rl.training.callbacks.window import EpisodeLines as EpisodeLines
 from lightning_rl.training.callbacks.window import Window as Window
+from lightning_rl.training.videos import VideoSettings as VideoSettings

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,56 +13,23 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_rl.collectors.evaluation import Watcher
-from lightning_rl.envs.pictures import one_picture
-from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.envs.watch import EnvTimeoutError
-from lightning_rl.system.errors import ConfigurationError, check_range
-from lightning_rl.system.files import write_atomically
-from lightning_rl.training.callbacks.film import Film, require_video_packages
-from lightning_rl.training.callbacks.loggers import EnvStepTensorBoard
-from lightning_rl.training.callbacks.typed import algorithm_of, data_of
-from lightning_rl.training.data import RLDataModule
-
-FEWEST_FRAMES = 8
-"""Minimum frames of a film, even if `max_share` allows fewer; later films are then delayed."""
+from lightning_rl import ConfigurationError, RLDataModule, VectorEnv
+from lightning_rl.extend.collectors import (
+    FEWEST_FRAMES,
+    VideoSettings,
+    Watcher,
+    algorithm_of,
+    data_of,
+)
+from lightning_rl.extend.envs import EnvTimeoutError, one_picture
+from lightning_rl.extend.files import write_atomically
+from lightning_rl.extensions.videos.film import Film, require_video_packages
 
 SLOWEST = 4.0
 """Minimum frames per second; slower films play faster than real time."""
 
 FIRST_GUESS = 0.02
 """Estimated seconds per frame before the first film."""
-
-
-@dataclass
-class VideoSettings:
-    """Which evaluations are filmed, and how.
-
-    Args:
-        every_n_evaluations: film every n-th evaluation of a training run, and always `validate` and
-            `test`.
-        at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`. If this
-            evaluation was not filmed, its episodes are played again.
-        num_envs: number of episodes shown side by side, from the first seed on.
-        fps: maximum frames per second; fewer if the env is slower.
-        max_frames: maximum frames of a film; longer episodes show every second, fourth, ... step.
-        max_share: maximum fraction of the training time for films, which then have fewer, evenly
-            spaced frames; null for no limit. Does not apply to `validate` and `test`.
-    """
-
-    every_n_evaluations: int = 1
-    at_best: bool = True
-    num_envs: int = 2
-    fps: float = 30.0
-    max_frames: int = 200
-    max_share: float | None = 0.05
-
-    def __post_init__(self) -> None:
-        check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, minimum=1)
-        check_range("trainer.video.num_envs", self.num_envs, minimum=1)
-        check_range("trainer.video.fps", self.fps, above=0)
-        check_range("trainer.video.max_frames", self.max_frames, minimum=FEWEST_FRAMES)
-        check_range("trainer.video.max_share", self.max_share, above=0, maximum=1)
 
 
 class VideoRecorder(Callback):
@@ -237,7 +203,7 @@ class VideoRecorder(Callback):
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
         # Loggers get films of training only.
         loggers = trainer.loggers if trainer.state.fn == "fit" else []
-        boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard) or _takes_videos(x)]
+        boards = [x for x in loggers if hasattr(x, "log_animation") or hasattr(x, "log_video")]
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
         self._writing = self._writer.submit(
             _write, film, rate, [self.directory / name for name in names], boards, steps
@@ -266,11 +232,6 @@ class VideoRecorder(Callback):
             return _pictures(env, [0])[0]
 
 
-def _takes_videos(logger: Logger) -> bool:
-    """Return whether a logger has `log_video(key, videos, step)`, as `WandbLogger` does."""
-    return hasattr(logger, "log_video")
-
-
 def _write(
     film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
@@ -283,11 +244,12 @@ def _write(
             for older in set(path.parent.glob("best_*.mp4")) - {path}:
                 older.unlink()
     height, width, _ = film.frames[0].shape
+    board: Any  # `EnvStepTensorBoard`, or a logger with `log_video(key, videos, step)` as of wandb
     for board in boards:
-        if isinstance(board, EnvStepTensorBoard):
+        if hasattr(board, "log_animation"):
             board.log_animation("eval/video", film.gif(fps), height, width, env_steps)
         else:
-            cast(Any, board).log_video("eval/video", [str(paths[0])], step=env_steps)
+            board.log_video("eval/video", [str(paths[0])], step=env_steps)
     return time.thread_time() - began
 
 

@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from lightning_rl.system.errors import import_extra
+from lightning_rl.extend.errors import import_extra
 
 TILE = 320
 """Maximum side of one episode's picture, in pixels; larger pictures are scaled down."""
