@@ -984,14 +984,14 @@ MUTATIONS = (
         "numerics/test_masks.py",
     ),
     Mutation(
-        "policies/distributions/gaussians.py",
+        "policies/distributions/correlated.py",
         "correlated noise grows along an episode",
         "correlation * last + (1.0 - correlation.square()).sqrt() * noise",
         "correlation * last + noise",
         "core/numerics/test_noise.py",
     ),
     Mutation(
-        "policies/distributions/gaussians.py",
+        "policies/distributions/correlated.py",
         "the first noise of an episode is smaller than the others",
         "correlation = self.noise_correlation * exists",
         "correlation = self.noise_correlation * torch.ones_like(exists)",
@@ -2169,7 +2169,7 @@ MUTATIONS = (
         "learning/test_off_policy.py equivalence/test_off_policy.py",
     ),
     Mutation(
-        "policies/distributions/gaussians.py",
+        "policies/distributions/unit_actions.py",
         "off-policy: the log-prob of tanh overflows near the bounds",
         "    return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))\n",
         "    return (1.0 - u.tanh().square()).log()\n",

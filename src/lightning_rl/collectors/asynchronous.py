@@ -16,7 +16,8 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
+from lightning_rl.collectors.context import CollectorContext
+from lightning_rl.collectors.loop import RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.process import Computing

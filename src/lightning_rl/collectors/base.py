@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
+from lightning_rl.collectors.context import CollectorContext
+from lightning_rl.collectors.loop import RolloutLoop, segments_for
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps

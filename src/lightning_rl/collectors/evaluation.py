@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
+from lightning_rl.collectors.first_episodes import ActionFunction, FirstEpisodes
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.steppers import interventions
 from lightning_rl.envs.vector_env import Observation

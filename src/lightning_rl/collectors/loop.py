@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,15 +10,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import Segment, allocate_segments
+from lightning_rl.collectors.context import CollectorContext
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.collectors.uniform_actor import UniformActor
-from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import compile_steps
-from lightning_rl.envs import RestoreError, VectorEnv
+from lightning_rl.envs import RestoreError
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.steppers import RolloutStepper
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.policies import Policy
 from lightning_rl.policies.actors import RolloutActor
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
@@ -33,9 +31,6 @@ from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
-
-ActionFunction = Callable[[Observation, Tensor], Tensor]
-"""Returns actions [N, *A] for an observation [N, ...] and the mask [N] bool of running rows."""
 
 
 class Actor(Protocol):
@@ -78,127 +73,8 @@ def run_steps(
         yield t, info
 
 
-class FirstEpisodes:
-    """Play the first episode of M rows of an env in parallel, without storage.
-
-    Each step of the iteration yields its info. Finished rows continue to step, but do not count.
-
-    Args:
-        env: the env, which is reset.
-        choose: returns the actions; its observation is valid until the next step.
-        seeds: seeds of the M <= N episodes, one per row from row 0; other rows do not count.
-        max_steps: env steps after which an episode is cut.
-        calls: times the calls into the env; see `EnvWatch`.
-
-    Attributes:
-        running: [N] bool on the CPU, rows whose episode has not ended.
-        counted: [N] bool on the CPU, rows whose last step counts, also if it ended the episode.
-        observation: [N, ...], input of the next actions.
-        action: [N, *A], the last actions.
-        reward, terminated, truncated: [N], of the last step.
-    """
-
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-
-    def __init__(
-        self,
-        env: VectorEnv,
-        choose: ActionFunction,
-        seeds: Sequence[int],
-        max_steps: int,
-        calls: PhaseTimer = no_phases,
-    ) -> None:
-        self._env, self._choose, self._calls = env, choose, calls
-        self._max_steps = -(-max_steps // env.steps_per_action)  # rounded up to whole chunks
-        idle = [seeds[0]] * (env.num_envs - len(seeds))  # rows without an episode
-        with calls("reset"):
-            self.observation, _ = env.reset(seed=[*seeds, *idle])
-        self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for t, info in run_steps(self, self, self._max_steps, calls=self._calls):
-            done = self.terminated.cpu() | self.truncated.cpu()
-            self.counted = self.running  # the step that ends an episode counts, too
-            self.running = self.counted & ~done & (t + 1 < self._max_steps)
-            yield info
-            if not self.running.any():
-                break
-
-    def act(self, t: int) -> None:
-        """Choose the actions for the current observation."""
-        self.action = self._choose(self.observation, self.running)
-
-    def step(self, t: int) -> dict[str, Any]:
-        """Step the env with the chosen actions."""
-        self.observation, self.reward, self.terminated, self.truncated, info = self._env.step(
-            self.action
-        )
-        return info
-
-
 CARRIED = ("observation", "state")
 """Fields of the bootstrap slot with which the next rollout begins; `state` only for a memory."""
-
-
-Mixer = Callable[[RolloutActor, int, TensorDict], RolloutActor | None]
-"""Returns the actor of a rollout [N, T+1], from the policy's actor and the env steps of the run;
-None: the policy acts alone."""
-
-
-@dataclass(frozen=True)
-class EpisodeSettings:
-    """How the episodes of a rollout begin and end, as the algorithm requires.
-
-    Attributes:
-        group_size: G consecutive rows begin in the same state.
-        reset_every_rollout: begin every rollout with new episodes.
-        first_episode_only: count only the first episode of each row; the rollout ends when every
-            row has finished one.
-        random_env_steps: env steps, over all processes, with uniformly random actions before the
-            policy acts; rounded up to whole rollouts.
-        mixer: lets a teacher act in a share of the steps.
-        keep_start: keep the env's state at the start of each rollout.
-    """
-
-    group_size: int = 1
-    reset_every_rollout: bool = False
-    first_episode_only: bool = False
-    random_env_steps: int = 0
-    mixer: Mixer | None = None
-    keep_start: bool = False
-
-
-@dataclass(frozen=True)
-class CollectorContext:
-    """The inputs of a collector; made by the data module.
-
-    Attributes:
-        env: N envs, stepped by this collector only and closed by the data module.
-        policy: chooses the actions; the collector never changes its weights.
-        num_steps: T, steps per env in a rollout.
-        seed: seed of the env and of the action sampling.
-        episode_settings: how episodes begin and end. Default: as in the env, continuing across
-            rollouts.
-        phase: times the phases `env` and `inference`, for a profiler.
-        calls: times the calls into the env (`with calls("step"): ...`), see `EnvWatch`.
-        make_env: makes another env like `env`, for collectors in other processes.
-        compilation: how to compile the steps of a batched torch env; None for no compilation.
-        env_steps_before: env steps of all processes before this collector was created.
-    """
-
-    env: VectorEnv
-    policy: Policy
-    num_steps: int
-    seed: int
-    episode_settings: EpisodeSettings = EpisodeSettings()
-    phase: PhaseTimer = no_phases
-    calls: PhaseTimer = no_phases
-    make_env: Callable[[], VectorEnv] | None = None
-    compilation: StepsCompileDecision | None = None
-    env_steps_before: int = 0
 
 
 class SegmentWriter(NamedTuple):

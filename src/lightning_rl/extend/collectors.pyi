@@ -1,5 +1,6 @@
 """Parts of collectors: the stepping loop, evaluation, statistics."""
 
+from lightning_rl.collectors.context import EpisodeSettings as EpisodeSettings
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS as MAX_EPISODE_STEPS
 from lightning_rl.collectors.evaluation import Watcher as Watcher
 from lightning_rl.collectors.evaluation import action_function as action_function
@@ -7,9 +8,8 @@ from lightning_rl.collectors.evaluation import generators_of as generators_of
 from lightning_rl.collectors.evaluation import logged_values as logged_values
 from lightning_rl.collectors.evaluation import summarize as summarize
 from lightning_rl.collectors.evaluation import wilson_interval as wilson_interval
-from lightning_rl.collectors.loop import ActionFunction as ActionFunction
-from lightning_rl.collectors.loop import EpisodeSettings as EpisodeSettings
-from lightning_rl.collectors.loop import FirstEpisodes as FirstEpisodes
+from lightning_rl.collectors.first_episodes import ActionFunction as ActionFunction
+from lightning_rl.collectors.first_episodes import FirstEpisodes as FirstEpisodes
 from lightning_rl.collectors.loop import RolloutLoop as RolloutLoop
 from lightning_rl.collectors.loop import run_steps as run_steps
 from lightning_rl.collectors.loop import segments_for as segments_for

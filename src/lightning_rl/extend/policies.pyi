@@ -12,10 +12,10 @@ from lightning_rl.policies.distributions.base import choose as choose
 from lightning_rl.policies.distributions.base import gumbel_ as gumbel_
 from lightning_rl.policies.distributions.base import summed as summed
 from lightning_rl.policies.distributions.base import widened as widened
-from lightning_rl.policies.distributions.gaussians import (
+from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
+from lightning_rl.policies.distributions.unit_actions import (
     StateStdTanhGaussian as StateStdTanhGaussian,
 )
-from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
 from lightning_rl.policies.frozen import frozen_policy as frozen_policy
 from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys

@@ -15,11 +15,13 @@ from lightning_rl.policies.distributions.base import ActionDistribution, Categor
 from lightning_rl.policies.distributions.exploring import ExploringCategorical
 from lightning_rl.policies.distributions.gaussians import (
     DiagonalGaussian,
-    NoisyTanh,
     RescaledGaussian,
+    TanhGaussian,
+)
+from lightning_rl.policies.distributions.unit_actions import (
+    NoisyTanh,
     Squashing,
     StateStdTanhGaussian,
-    TanhGaussian,
 )
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.policies.networks.memory import Memory

@@ -16,7 +16,7 @@ from lightning_rl.kwargs import (
     Unpack,
 )
 from lightning_rl.policies.distributions.base import widened
-from lightning_rl.policies.distributions.gaussians import (
+from lightning_rl.policies.distributions.unit_actions import (
     NoisyTanh,
     StateStdTanhGaussian,
     UnitActions,

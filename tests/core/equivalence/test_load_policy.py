@@ -25,7 +25,7 @@ from lightning_rl import (
     SquashedActorCritic,
     load_policy,
 )
-from lightning_rl.collectors.loop import FirstEpisodes
+from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, draw

@@ -11,7 +11,8 @@ from gymnasium.spaces import Discrete
 from lightning_rl import AsyncCollector, PolicyWrapper, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.collectors.loop import FirstEpisodes, run_steps
+from lightning_rl.collectors.first_episodes import FirstEpisodes
+from lightning_rl.collectors.loop import run_steps
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector, train
