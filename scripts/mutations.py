@@ -1903,9 +1903,9 @@ MUTATIONS = (
         "core/faults/test_replay_files.py equivalence/test_off_policy.py",
     ),
     Mutation(
-        "training/data.py",
+        "training/collected_states.py",
         "off-policy: a resumed run begins with an empty replay",
-        "            self.replay.load_state_dict(states[rank], self._replays_restored)\n",
+        "            replay.load_state_dict(states[rank], self._loaded_from)\n",
         "            pass\n",
         "core/faults/test_replay_files.py equivalence/test_off_policy.py",
     ),

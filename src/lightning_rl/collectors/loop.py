@@ -15,7 +15,8 @@ from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.collectors.uniform_actor import UniformActor
 from lightning_rl.compiled.steps import compile_steps
 from lightning_rl.envs import RestoreError
-from lightning_rl.envs.step_results import check_like, refuse_missing_end
+from lightning_rl.envs.refusals import refuse_missing_end
+from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.steppers import RolloutStepper
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies.actors import RolloutActor

@@ -10,7 +10,7 @@ import gymnasium
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.infos import READ
 from lightning_rl.envs.other_libraries import replacement
-from lightning_rl.envs.step_results import check_space
+from lightning_rl.envs.refusals import KINDS
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.extensions import TASKS, function_at
@@ -103,8 +103,8 @@ def make_env(
     refuse_earlier_names(env, type(env), "VectorEnv")  # set by the constructor
     try:
         owner = getattr(env, "id", type(env).__name__)  # Gymnasium's id says more than the class
-        check_space(f"{setting}: {owner}", "observation", env.single_observation_space)
-        check_space(f"{setting}: {owner}", "action", env.single_action_space)
+        _check_space(f"{setting}: {owner}", "observation", env.single_observation_space)
+        _check_space(f"{setting}: {owner}", "action", env.single_action_space)
         if events:
             env.add_events(events)
         if extra_fields:
@@ -275,3 +275,36 @@ def _to_register(cls: type) -> str:
 
 def _unwrapped(env: Any) -> Any:
     return getattr(env, "unwrapped", env)
+
+
+def _check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
+    """Refuse a space of one env that rollouts cannot store; `kind` is `observation` or `action`.
+
+    Raises:
+        ConfigurationError: names the part and the cure.
+    """
+    part = f"{kind}{field}"
+    wrapper = f"gymnasium.wrappers.Transform{kind.title()}"
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, child in space.items():
+            if not (isinstance(key, str) and key):
+                raise ConfigurationError(
+                    f"{owner} has the key {key!r} in its {part} space, but keys must be texts: "
+                    f"rename it in the env ('{key}'), or by a wrapper ({wrapper})."
+                )
+            _check_space(owner, kind, child, f"{field}.{key}")
+        if not len(space.spaces):
+            raise ConfigurationError(f"{owner} has a {part} space without keys.")
+        return
+    if space.shape is not None and 0 in space.shape:  # None: a space without arrays
+        nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove the "
+            f"space, or announce a space with numbers ({wrapper})."
+        )
+    dtype = space.dtype
+    if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space} of {dtype}, which torch cannot compute with: "
+            f"use int64, or float32 ({wrapper}, or the env itself)."
+        )

@@ -12,15 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.step_results import (
-    KINDS,
-    check_vector,
-    one_number,
-    refuse_kind,
-    shortened,
-    wrong_shape,
-    wrong_value,
-)
+from lightning_rl.envs.refusals import KINDS, refuse_kind, shortened, wrong_shape, wrong_value
+from lightning_rl.envs.step_results import check_vector, one_number
 from lightning_rl.system.errors import EnvFaultError
 
 TREES = ("rewards", "metrics")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.envs.step_results import KINDS, kind_of, shortened
+from lightning_rl.envs.refusals import KINDS, kind_of, shortened
 from lightning_rl.system.errors import EnvFaultError
 
 CHANNELS = (1, 3, 4)

@@ -26,47 +26,19 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from torch import Tensor
 
+from lightning_rl.envs.refusals import (
+    KINDS,
+    kind_of,
+    refuse_beyond,
+    refuse_kind,
+    shortened,
+    wrong_shape,
+    wrong_value,
+)
 from lightning_rl.rollout.contract import leaves_by_path
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
-
-KINDS = "biuf"
-"""NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
-
-
-def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
-    """Refuse a space of one env that rollouts cannot store; `kind` is `observation` or `action`.
-
-    Raises:
-        ConfigurationError: names the part and the cure.
-    """
-    part = f"{kind}{field}"
-    wrapper = f"gymnasium.wrappers.Transform{kind.title()}"
-    if isinstance(space, gymnasium.spaces.Dict):
-        for key, child in space.items():
-            if not (isinstance(key, str) and key):
-                raise ConfigurationError(
-                    f"{owner} has the key {key!r} in its {part} space, but keys must be texts: "
-                    f"rename it in the env ('{key}'), or by a wrapper ({wrapper})."
-                )
-            check_space(owner, kind, child, f"{field}.{key}")
-        if not len(space.spaces):
-            raise ConfigurationError(f"{owner} has a {part} space without keys.")
-        return
-    if space.shape is not None and 0 in space.shape:  # None: a space without arrays
-        nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
-        raise ConfigurationError(
-            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove the "
-            f"space, or announce a space with numbers ({wrapper})."
-        )
-    dtype = space.dtype
-    if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
-        raise ConfigurationError(
-            f"{owner} has the {part} space {space} of {dtype}, which torch cannot compute with: "
-            f"use int64, or float32 ({wrapper}, or the env itself)."
-        )
+from lightning_rl.system.errors import EnvFaultError
 
 
 def check_like(name: str, value: Any, like: Any, field: str) -> None:
@@ -109,27 +81,6 @@ def check_vector(name: str, field: str, value: Any, num_envs: int, kinds: str = 
         expected = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'torch.bool'}"
         raise EnvFaultError(wrong_value(name, field, value, expected))
     return value
-
-
-def refuse_missing_end(name: str, missing: Any, cure: str = "") -> None:
-    """Refuse truncated episodes without a final observation, where `missing` is true.
-
-    `missing` is bool, [N] of a step or [T, N] of a rollout; `cure` is a further cure.
-
-    Raises:
-        EnvFaultError: names the env, the key and the cure.
-    """
-    if not missing.any():
-        return
-    *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
-    at = f", at step {step[0]} of the rollout" if step else ""
-    raise EnvFaultError(
-        f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of a "
-        "truncated episode needs the value of its final observation, but step returns the first "
-        "observation of the next episode. Return info['final_obs'] [N, ...] from step: the "
-        "observation before the reset for every finished env, anything for other envs. If no time "
-        f"limit ended the episode, report `terminated`.{cure}"
-    )
 
 
 def check_observation(env: gymnasium.Env, observation: Any) -> None:
@@ -232,22 +183,6 @@ def _other_things(env: gymnasium.Env, method: str, result: Any, expected: str) -
     )
 
 
-def wrong_value(name: str, field: str, value: Any, expected: str) -> str:
-    """Return the message about a result of a wrong kind."""
-    return (
-        f"{name} returned {_article(field)} that is {shortened(value)} instead of {expected}: "
-        "correct its step and reset."
-    )
-
-
-def shortened(value: Any) -> str:
-    """Return a value and its type in at most 60 letters, for messages."""
-    if isinstance(value, Tensor | np.ndarray) and value.shape != ():
-        return f"an array of shape {list(value.shape)} and dtype {value.dtype}"
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
 def _check_array(name: str, value: Any, space: gymnasium.Space[Any], field: str) -> None:
     try:
         array = np.asarray(value)
@@ -258,47 +193,7 @@ def _check_array(name: str, value: Any, space: gymnasium.Space[Any], field: str)
     if array.dtype is not space.dtype:  # NumPy's own dtypes are singletons
         refuse_kind(name, field, array.dtype, space.dtype, array)
     if not isinstance(space, gymnasium.spaces.Box):  # many envs exceed the bounds of their Box
-        _refuse_beyond(name, field, array, *bounds_of(space))
-
-
-def refuse_kind(
-    name: str, field: str, dtype: Any, announced: Any, values: np.ndarray | None = None
-) -> None:
-    """Refuse a dtype whose values do not fit: non-numbers, fractions, large integers.
-
-    With `values` [...], integers are checked individually.
-
-    Raises:
-        EnvFaultError: names the field and both dtypes.
-    """
-    kind, place = kind_of(dtype), kind_of(announced)
-    reason = None
-    if kind not in KINDS:
-        reason = "which holds no real numbers"
-    elif kind == "f" and place != "f":
-        reason = "which would cut off the fractions"
-    # Flags may be integers of any dtype, and bool fits everywhere.
-    elif place in "biu" and kind != "b" and field not in ("terminated", "truncated"):
-        if values is None:  # on a device: judge by the dtypes, without a wait
-            fits = np.can_cast(_numpy(dtype), _numpy(announced))
-        else:
-            low, high = (0, 1) if place == "b" else _limits(announced)
-            fits = bool(((values >= low) & (values <= high)).all())
-        reason = None if fits else "which cannot hold these numbers"
-    if reason is not None:
-        raise EnvFaultError(
-            f"{name} returned {_article(field)} of dtype {dtype} instead of {announced}, {reason}: "
-            "correct its step and reset, or its space."
-        )
-
-
-def _limits(dtype: Any) -> tuple[int, int]:
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
-
-
-def _numpy(dtype: Any) -> Any:
-    return torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
+        refuse_beyond(name, field, array, *bounds_of(space))
 
 
 def bounds_of(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
@@ -337,43 +232,10 @@ class ObservedChoices:
             for key in path:
                 values = values[key]
             array = values.cpu().numpy() if isinstance(values, Tensor) else values
-            _refuse_beyond(self._name, ".".join(("observation", *path)), array, low, high)
-
-
-def _refuse_beyond(name: str, field: str, array: np.ndarray, low: Any, high: Any) -> None:
-    beyond = (array < low) | (array > high)
-    if not beyond.any():
-        return
-    at = tuple(np.argwhere(beyond)[0])
-    low, high = (np.broadcast_to(bound, array.shape)[at] for bound in (low, high))
-    raise EnvFaultError(
-        f"{name} returned {_article(field)} of the category {array[at]}, but its space has {low} "
-        f"to {high} there: correct its step and reset, or its space."
-    )
-
-
-def kind_of(dtype: Any) -> str:
-    """Return the NumPy kind letter of a dtype; "?" for other objects."""
-    if isinstance(dtype, torch.dtype):
-        if dtype.is_complex:
-            return "c"
-        return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
-    return str(getattr(dtype, "kind", "?"))
+            refuse_beyond(self._name, ".".join(("observation", *path)), array, low, high)
 
 
 def name_of(env: gymnasium.Env) -> str:
     """Return the name of a single env, for messages."""
     spec = env.unwrapped.spec
     return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
-
-
-def wrong_shape(name: str, field: str, shape: Any, announced: Any) -> str:
-    """Return the message about a result of another shape."""
-    return (
-        f"{name} returned {_article(field)} of shape {list(shape)} instead of {list(announced)}: "
-        "correct its step and reset, or its space."
-    )
-
-
-def _article(field: str) -> str:
-    return f"{'an' if field[0] in 'aeiou' else 'a'} {field}"

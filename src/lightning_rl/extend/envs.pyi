@@ -16,11 +16,11 @@ from lightning_rl.envs.infos import InfoReader as InfoReader
 from lightning_rl.envs.infos import report_intervention as report_intervention
 from lightning_rl.envs.other_libraries import replacement as replacement
 from lightning_rl.envs.pictures import one_picture as one_picture
+from lightning_rl.envs.refusals import refuse_missing_end as refuse_missing_end
 from lightning_rl.envs.step_results import bounds_of as bounds_of
 from lightning_rl.envs.step_results import check_vector as check_vector
 from lightning_rl.envs.step_results import name_of as name_of
 from lightning_rl.envs.step_results import one_number as one_number
-from lightning_rl.envs.step_results import refuse_missing_end as refuse_missing_end
 from lightning_rl.envs.steppers import interventions as interventions
 from lightning_rl.envs.torch.counter_random import hash32 as hash32
 from lightning_rl.envs.torch.counter_random import key_of as key_of

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -20,7 +19,6 @@ from lightning_rl.buffers import (
     ReplayFactory,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
-from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsCompileDecision
@@ -41,6 +39,7 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.phases import phases_of
+from lightning_rl.training.collected_states import CollectedStates
 
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str
@@ -167,8 +166,6 @@ class RLDataModule(LightningDataModule):
     dataset: RolloutDataset | None = None
     replay: Replay | None = None
     _eval_env: VectorEnv | None = None
-    _replays_restored = Path()  # next to the resumed checkpoint
-    _replays_saved: Path | None = None  # next to the checkpoint being saved
 
     def __init__(
         self,
@@ -222,7 +219,7 @@ class RLDataModule(LightningDataModule):
         self._events, self._eval_events = events, eval_events
         self._extra_fields = checked_info_fields(extra_fields or {})
         self._make_collector, self._make_replay = collector, replay
-        self._restored: dict[str, list[dict[str, Any]]] = {}
+        self.states = CollectedStates()
         self.calls = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self.eval_calls = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
@@ -435,37 +432,12 @@ class RLDataModule(LightningDataModule):
                     "starts with an empty replay, and performance may drop until it is filled."
                 )
         # Before the first rollout, and once the objects exist that take the states.
-        self._restore()
+        restores_replay = getattr(self.trainer, "restore_replay", True)
+        self.states.restore(self.collector, self.replay, restores_replay)
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
         self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
         return self.dataset
-
-    def _restore(self) -> None:
-        saved, self._restored = self._restored, {}
-        rank = ranks.rank()
-        states = saved.get("collectors", [])
-        if self.collector is not None and len(states) == ranks.world_size():
-            # With another number of ranks, the algorithm warns.
-            with restoring("state of collector and envs"):
-                self.collector.load_state_dict(states[rank])
-        if self.replay is None or not saved:
-            return
-        states = saved.get("replays", [])
-        if not states:
-            reason = "the checkpoint was saved without it"
-        elif not getattr(self.trainer, "restore_replay", True):
-            reason = "restore_replay is false"
-        elif len(states) != ranks.world_size():
-            reason = f"the checkpoint has one for each of {len(states)} processes"
-        else:
-            with restoring("replay"):
-                self.replay.load_state_dict(states[rank], self._replays_restored)
-            return
-        rank_zero_warn(
-            f"The resumed run starts with an empty replay, because {reason}: performance may drop "
-            "until it is filled, and the run will differ from an uninterrupted one."
-        )
 
     def val_dataloader(self) -> EpisodeSeeds:
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
@@ -490,30 +462,13 @@ class RLDataModule(LightningDataModule):
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector states of all ranks; within `replay_saved_to`, also the replays."""
-        states: dict[str, Any] = {}
-        if self.collector is not None:
-            states["collectors"] = ranks.gather_over_ranks(self.collector.state_dict())
-        if self.replay is not None and self._replays_saved is not None:
-            # The gather is a barrier: all ranks write their files before the checkpoint is saved.
-            state = self.replay.state_dict(self._replays_saved)
-            states["replays"] = ranks.gather_over_ranks(state)
-        return states
-
-    @contextmanager
-    def replay_saved_to(self, folder: Path) -> Iterator[None]:
-        """Include the replay in checkpoints saved within this context; its files go to `folder`."""
-        self._replays_saved = folder
-        try:
-            yield
-        finally:
-            self._replays_saved = None
+        """Return the collector states of all ranks; within `states.replay_saved_to`, also replays."""
+        return self.states.state_dict(self.collector, self.replay)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         assert self.trainer is not None
-        # Collector and replay do not exist yet: `_restore` loads them.
-        self._restored = dict(state_dict)
-        self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
+        folder = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
+        self.states.load_state_dict(state_dict, folder)
 
     def close(self) -> None:
         """Stop the collector and close the envs; may be called more than once."""

@@ -294,7 +294,7 @@ class RLTrainer(Trainer, Configurable):
         data = self.datamodule  # type: ignore[attr-defined]  # set by `fit`
         if not self.save_replay or not isinstance(data, RLDataModule):
             return nullcontext()
-        return data.replay_saved_to(directory / REPLAY_FOLDER)
+        return data.states.replay_saved_to(directory / REPLAY_FOLDER)
 
     def fit(
         self,

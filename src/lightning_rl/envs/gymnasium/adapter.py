@@ -36,7 +36,8 @@ from lightning_rl.envs.infos import (
     read_penalty,
 )
 from lightning_rl.envs.pictures import one_picture
-from lightning_rl.envs.step_results import check_like, refuse_missing_end
+from lightning_rl.envs.refusals import refuse_missing_end
+from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.steppers import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import (
     Info,

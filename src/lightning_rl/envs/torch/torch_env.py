@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.infos import check_info
-from lightning_rl.envs.step_results import KINDS, check_vector
+from lightning_rl.envs.refusals import KINDS
+from lightning_rl.envs.step_results import check_vector
 from lightning_rl.envs.torch.counter_random import hash32, key_of, seeds_of, uniforms
 from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
