@@ -358,7 +358,7 @@ MUTATIONS = (
         "core/numerics/test_staleness.py",
     ),
     Mutation(
-        "envs/step_results.py",
+        "envs/refusals.py",
         "integers beyond the dtype of their space wrap around",
         "fits = bool(((values >= low) & (values <= high)).all())",
         "fits = True",
@@ -1399,7 +1399,7 @@ MUTATIONS = (
         "core/equivalence/test_resume.py",
     ),
     Mutation(
-        "collectors/loop.py",
+        "collectors/first_episodes.py",
         "an evaluation plays on in rows whose episode has ended",
         "self.running = self.counted & ~done",
         "self.running = ~done",

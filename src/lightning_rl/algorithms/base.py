@@ -3,21 +3,18 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
-    check_checkpoint,
     check_not_compiled,
     check_optimizer_state,
     check_replay_is_used,
@@ -27,29 +24,16 @@ from lightning_rl.algorithms.checks import (
     warn_of_unreached,
     with_own_settings,
 )
+from lightning_rl.algorithms.evaluation import Evaluation, play
 from lightning_rl.algorithms.learner import Learner
-from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
+from lightning_rl.algorithms.run_state import RunState
+from lightning_rl.algorithms.training_data import TrainingData
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import (
-    DESCRIPTION_KEY,
-    SPACES_KEY,
-    STATE_KEY,
-    WEIGHTS,
-    header,
-    read_checkpoint,
-    restoring,
-)
-from lightning_rl.collectors import Collector, EpisodeSettings
-from lightning_rl.collectors.evaluation import (
-    Episode,
-    Watcher,
-    logged_values,
-    run_episodes,
-    summarize,
-)
+from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint
+from lightning_rl.collectors import EpisodeSettings
+from lightning_rl.collectors.evaluation import Episode, Watcher, logged_values
 from lightning_rl.compiled.choice import CompileDecision, Setting, StepsCompileDecision
-from lightning_rl.envs import VectorEnv
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
 from lightning_rl.optim.update import (
@@ -62,9 +46,6 @@ from lightning_rl.optim.update import (
 )
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.policies.description import describe
-from lightning_rl.policies.precision import autocast
-from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.contract import (
     check_finite,
@@ -77,40 +58,12 @@ from lightning_rl.system import ranks
 from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.lightning_private import counter_of_steps
-from lightning_rl.system.output import tell
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.saved_runs import find_checkpoint
 from lightning_rl.system.sharded import ShardingStrategy
 
 RankState = dict[str, Tensor | None]
 """State of one rank: random streams, and the unfinished returns of its envs."""
-
-
-class TrainingData(Protocol):
-    """The part of the data module that algorithms use."""
-
-    num_envs: int
-    buffer_size: int
-    env_steps_per_iteration: int
-    max_episode_actions: int | None
-    total_iterations: int
-    iterations_per_epoch: int
-    max_staleness: int
-    may_drop_rollouts: bool
-    reports_success: bool
-    acted_by_policy: bool
-    replay: Replay | None
-    collector: Collector | None
-    eval_env: VectorEnv
-    eval_calls: PhaseTimer
-    eval_env_reports_success: bool
-    evaluates_on_the_training_env: bool
-    eval_deterministic: bool
-    max_eval_episode_steps: int
-
-    def seed_for(self, purpose: str) -> int: ...
-
-    def publish(self) -> None: ...
 
 
 class Algorithm(LightningModule, ABC, Configurable):
@@ -194,12 +147,9 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, Any] = {}
-        self._watchers: list[Watcher] = []
+        self._evaluation = Evaluation()
         self.generator = torch.Generator()
-        self._episodes: list[Episode] = []
-        self._reported_cut_episodes = False
-        self._resumed: dict[str, Any] = {}  # from a checkpoint, until training starts
-        self._own_numbers: OwnNumbers | None = None  # of a user's algorithm, in training
+        self._run_state = RunState(self)
 
     @property
     def data(self) -> TrainingData:
@@ -424,13 +374,13 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     def choose_compilation(self) -> CompileDecision:
         """Decide whether to compile the update, by the settings and the checkpoint."""
-        saved = self._resumed.get("computing")
+        saved = self._run_state.resumed.get("computing")
         return CompileDecision(self.compile_update, self._minibatches(), saved, self._on_gpu)
 
     def choose_step_compilation(self) -> StepsCompileDecision:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
-        saved_decision = (self._resumed.get("computing") or {}).get("steps")
+        saved_decision = (self._run_state.resumed.get("computing") or {}).get("steps")
         self.step_compilation = StepsCompileDecision(
             self.compile_update, steps, saved_decision, self._on_gpu
         )
@@ -462,16 +412,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         compilation = self.learner.compilation
         if not compilation.compiled:
             compilation.print_decision()  # a compiled update reports after its first graph
-        if self._own_numbers is None and type(self).__module__.partition(".")[0] != PACKAGE:
-            self._own_numbers = OwnNumbers(self)
-        if self._own_numbers is not None and (numbers := self._resumed.get("numbers")):
-            with restoring("numbers"):
-                self._own_numbers.load_state_dicts(numbers)
-        # Restore random streams last, because other setup code may draw from them.
-        if "ranks" in self._resumed:
-            with restoring("random streams"):
-                self._load_rank_states(list(self._resumed["ranks"]))
-        self._resumed = {}
+        self._run_state.start()
 
     def on_train_end(self) -> None:
         warn_of_unreached(self, {name: update.optimizer for name, update in self.updates.items()})
@@ -518,45 +459,17 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.generator.set_state(shuffle.cpu())
         torch.set_rng_state(torch_stream.cpu())
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[STATE_KEY] = header() | {
-            DESCRIPTION_KEY: describe(self.policy),
-            SPACES_KEY: spaces_of(self.policy),
-            "env_steps": self.env_steps,
-            "guards": {key: loss.statistics.state_dict() for key, loss in self.objectives.items()},
-            "ranks": ranks.gather_over_ranks(self.rank_state()),
-            "computing": self._computing(),
-        }
-        if self._own_numbers is not None:
-            numbers = ranks.gather_over_ranks(self._own_numbers.state_dict())
-            checkpoint[STATE_KEY]["numbers"] = numbers
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        with restoring("weights and counters"):
-            saved = check_checkpoint(self, self.policy, checkpoint)
-            self.env_steps = int(saved["env_steps"])
-            if saved["kind"] == WEIGHTS:
-                return
-            for name, objective in self.objectives.items():
-                objective.statistics.load_state_dict(saved["guards"][name])
-            # `on_train_start` restores the random streams.
-            self._resumed = {key: saved.get(key) for key in ("ranks", "computing", "numbers")}
-
-    def _computing(self) -> dict[str, Any] | None:
+    def compilation_state(self) -> dict[str, Any] | None:
+        """Return the decisions on compilation, for the checkpoint; None before `fit`."""
         if self._learner is None:
             return None
-        return self.learner.compilation.state() | {"steps": self.step_compilation.state()}
+        return self._learner.compilation.state() | {"steps": self.step_compilation.state()}
 
-    def _load_rank_states(self, states: list[RankState]) -> None:
-        alike = len(states) == ranks.world_size()
-        self.load_rank_state(states[ranks.rank()] if alike else None)
-        if alike:
-            return
-        rank_zero_warn(
-            f"The checkpoint has the state of {len(states)} processes, but this run has "
-            f"{ranks.world_size()}: weights, optimizer, counters and normalizers are restored; "
-            "random streams and episodes start fresh."
-        )
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[STATE_KEY] = self._run_state.save()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._run_state.load(checkpoint)
 
     def after_warm_start(self) -> None:
         """Copy the policy that `trainer.init_from` has loaded into targets and references."""
@@ -571,7 +484,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
         check_weights_are_numbers(self.policy, "the checkpoint")
-        self._resumed = {}
+        self._run_state.resumed = {}
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it
@@ -610,51 +523,19 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     def play(self, seeds: list[int], watchers: Sequence[Watcher] = ()) -> list[Episode]:
         """Play one episode per seed in the evaluation env; equal seeds give equal episodes."""
-        data = self.data
-        with autocast(self.policy.version.device, self.policy.autocast_dtype):
-            return run_episodes(
-                self.policy,
-                data.eval_env,
-                seeds,
-                deterministic=data.eval_deterministic,
-                max_steps=data.max_eval_episode_steps,
-                watchers=watchers,
-                calls=data.eval_calls,
-            )
+        return play(self.policy, self.data, seeds, watchers)
 
     def watch_next(self, watcher: Watcher) -> None:
         """Call `watcher` at each step of the next batch of evaluation episodes."""
-        self._watchers.append(watcher)
+        self._evaluation.watchers.append(watcher)
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        watchers, self._watchers = self._watchers, []
-        sharding = self.policy.sharding
-        with nullcontext() if sharding is None else sharding.acting_context():
-            if seeds:  # a rank may have no episodes
-                self._episodes += self.play(seeds, watchers)
+        self._evaluation.play_batch(self.policy, self.data, seeds)
 
     def on_validation_epoch_end(self) -> None:
-        gathered = ranks.gather_over_ranks(self._episodes)
-        episodes = [episode for part in gathered for episode in part]  # rank order is seed order
-        self.evaluation = summarize(episodes, self.data.eval_env_reports_success) | {
-            "deterministic": self.data.eval_deterministic,
-            "env_steps": self.env_steps,
-        }
-        self._episodes = []
-        if cut := self.evaluation["cut"]:
-            self._report_cut_episodes(cut, len(episodes))
+        self.evaluation = self._evaluation.summary(self.data) | {"env_steps": self.env_steps}
         # For checkpoint monitors; `MetricsWriter` logs over env steps.
         self.log_dict(logged_values(self.evaluation), logger=False)
-
-    @rank_zero_only
-    def _report_cut_episodes(self, cut: int, episodes: int) -> None:
-        if not self._reported_cut_episodes:
-            self._reported_cut_episodes = True
-            tell(
-                f"{cut} of {episodes} evaluation episodes were cut after "
-                f"{self.data.max_eval_episode_steps:,} env steps and count as truncated. Give the "
-                "env a time limit, or set data.max_eval_episode_steps.",
-            )
 
     def test_step(self, seeds: list[int], batch_idx: int) -> None:
         self.validation_step(seeds, batch_idx)

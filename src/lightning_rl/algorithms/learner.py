@@ -22,8 +22,8 @@ LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
 
 HIDDEN = (
     *("evaluation", "generator", "metrics", "objectives", "statistics", "step_compilation"),
-    *("update", "updates", "_episodes", "_learner", "_own_numbers", "_resumed", "_sequence_of"),
-    *("_trainer", "_watchers"),
+    *("update", "updates", "_evaluation", "_learner", "_run_state", "_sequence_of"),
+    "_trainer",
 )
 """Attributes of an algorithm that change constantly: a compiled loss must not read them."""
 

@@ -19,7 +19,7 @@ PACKAGE = "lightning_rl"
 SAVED_APART = LIGHTNINGS_OWN.union(
     HIDDEN,
     ("env_steps", "reward_normalizer", "warms_up", "_counted_from", "_errors", "_judged"),
-    ("_ratio_checked", "_reported_cut_episodes", "_start", "frame_settings"),
+    ("_ratio_checked", "_start", "frame_settings"),
     ("forward",),  # Lightning's DDP replaces it
 )
 """Attributes of this package, which other code saves or computes again."""

@@ -462,7 +462,7 @@ class RLDataModule(LightningDataModule):
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector states of all ranks; within `states.replay_saved_to`, also replays."""
+        """Return the states of collectors and, within `states.replay_saved_to`, of replays."""
         return self.states.state_dict(self.collector, self.replay)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,0 +1,83 @@
+"""What a checkpoint holds of a run besides weights and optimizers."""
+
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_rl.algorithms.checks import check_checkpoint
+from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
+from lightning_rl.checkpoints.format import (
+    DESCRIPTION_KEY,
+    SPACES_KEY,
+    WEIGHTS,
+    header,
+    restoring,
+)
+from lightning_rl.policies.description import describe
+from lightning_rl.policies.spaces import spaces_of
+from lightning_rl.system import ranks
+
+
+class RunState:
+    """Counters, random streams and decisions of an algorithm's run.
+
+    Attributes:
+        resumed: what was loaded, until training starts.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+        self.resumed: dict[str, Any] = {}
+        self._own_numbers: OwnNumbers | None = None  # of a user's algorithm, in training
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of all ranks."""
+        algorithm = self._algorithm
+        guards = {key: loss.statistics.state_dict() for key, loss in algorithm.objectives.items()}
+        state = header() | {
+            DESCRIPTION_KEY: describe(algorithm.policy),
+            SPACES_KEY: spaces_of(algorithm.policy),
+            "env_steps": algorithm.env_steps,
+            "guards": guards,
+            "ranks": ranks.gather_over_ranks(algorithm.rank_state()),
+            "computing": algorithm.compilation_state(),
+        }
+        if self._own_numbers is not None:
+            state["numbers"] = ranks.gather_over_ranks(self._own_numbers.state_dict())
+        return state
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the counters; `start` restores the rest."""
+        algorithm = self._algorithm
+        with restoring("weights and counters"):
+            saved = check_checkpoint(algorithm, algorithm.policy, checkpoint)
+            algorithm.env_steps = int(saved["env_steps"])
+            if saved["kind"] == WEIGHTS:
+                return
+            for name, objective in algorithm.objectives.items():
+                objective.statistics.load_state_dict(saved["guards"][name])
+            self.resumed = {key: saved.get(key) for key in ("ranks", "computing", "numbers")}
+
+    def start(self) -> None:
+        """Restore the numbers of a user's algorithm and the random streams."""
+        is_users = type(self._algorithm).__module__.partition(".")[0] != PACKAGE
+        if self._own_numbers is None and is_users:
+            self._own_numbers = OwnNumbers(self._algorithm)
+        if self._own_numbers is not None and (numbers := self.resumed.get("numbers")):
+            with restoring("numbers"):
+                self._own_numbers.load_state_dicts(numbers)
+        # Restore random streams last, because other setup code may draw from them.
+        if "ranks" in self.resumed:
+            with restoring("random streams"):
+                self._load_rank_states(list(self.resumed["ranks"]))
+        self.resumed = {}
+
+    def _load_rank_states(self, states: list[Any]) -> None:
+        alike = len(states) == ranks.world_size()
+        self._algorithm.load_rank_state(states[ranks.rank()] if alike else None)
+        if not alike:
+            rank_zero_warn(
+                f"The checkpoint has the state of {len(states)} processes, but this run has "
+                f"{ranks.world_size()}: weights, optimizer, counters and normalizers are restored; "
+                "random streams and episodes start fresh."
+            )
