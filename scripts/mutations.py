@@ -1861,10 +1861,10 @@ MUTATIONS = (
     ),
     # --- the traps of off-policy learning (docs/algorithms/sac.md) ---
     Mutation(
-        "buffers/replay_buffer.py",
+        "buffers/transition_ring.py",
         "off-policy: what follows a step that ended an episode is the next one's first observation",
-        "            if len(from_aside):\n",
-        "            if False:\n",
+        "        if len(from_aside):  #",
+        "        if False:  #",
         "core/numerics/test_replay.py learning/test_off_policy.py",
     ),
     Mutation(

@@ -150,20 +150,11 @@ class ReplayBuffer(Replay):
         """
         ring = self.ring
         sums, discount, last = self.sums(rows, distances, n_steps, gamma)
-        next_rows = (last + self.num_envs).remainder_(ring.rows)
-        numbers = ring.columns[FINAL].index_select(0, last)
-        from_aside = (numbers >= 0).nonzero().flatten()
         fields: dict[Column, Tensor] = {}
-        for name in ring.observation:
-            fields[name] = ring.columns[name].index_select(0, rows)
-        for name in ring.action:
+        for name in (*ring.observation, *ring.action):
             fields[name] = ring.columns[name].index_select(0, rows)
         fields |= sums
-        for name in ring.observation:
-            values = ring.columns[name].index_select(0, next_rows)
-            # The next slot of these rows belongs to another episode.
-            if len(from_aside):
-                values[from_aside] = ring.final_observations.get(name, numbers[from_aside])
+        for name, values in ring.after(last, ring.observation).items():
             fields["next_observation", *name[1:]] = values
         fields["discount",] = discount
         for name in ring.columns:

@@ -5,7 +5,7 @@ slot belongs to something else, and the true next observation is stored aside. I
 `slot * N + env` is one step of one env.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,21 @@ class TransitionRing:
     def row(self, distances: Tensor) -> Tensor:
         """Return the rows at these distances [M] from the oldest row."""
         return (distances + self.oldest * self.num_envs % self.rows).remainder_(self.rows)
+
+    def after(self, rows: Tensor, names: Iterable[Column]) -> dict[Column, Tensor]:
+        """Return the observations [M, ...] after the steps in `rows` [M], by column."""
+        next_rows = (rows + self.num_envs).remainder_(self.rows)
+        numbers = self.columns[FINAL].index_select(0, rows)
+        from_aside = (numbers >= 0).nonzero().flatten()
+        observations = {name: self.columns[name].index_select(0, next_rows) for name in names}
+        if len(from_aside):  # the next slot of these rows belongs to another episode
+            for name, values in observations.items():
+                values[from_aside] = self.final_observations.get(name, numbers[from_aside])
+        return observations
+
+    def ends(self, slots: Tensor) -> Tensor:
+        """Return where the next slot does not continue, [S, N] bool, of slots [S] in `by_slot`."""
+        return self.by_slot[FINAL][slots] >= 0
 
     def extend(self, rollout: TensorDict) -> None:
         """Copy a rollout [N, T+1], or only its last steps if it is longer than the ring."""

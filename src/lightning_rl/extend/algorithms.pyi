@@ -22,7 +22,6 @@ from lightning_rl.buffers.base import WriterError as WriterError
 from lightning_rl.buffers.columns import available_bytes as available_bytes
 from lightning_rl.buffers.replay_files import CURE as CURE
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER as REPLAY_FOLDER
-from lightning_rl.buffers.transition_ring import FINAL as FINAL
 from lightning_rl.optim.update import Objective as Objective
 from lightning_rl.optim.update import Update as Update
 from lightning_rl.optim.update import micro_batches as micro_batches

@@ -2,7 +2,6 @@
 
 from lightning_rl.collectors.context import EpisodeSettings as EpisodeSettings
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS as MAX_EPISODE_STEPS
-from lightning_rl.collectors.evaluation import Watcher as Watcher
 from lightning_rl.collectors.evaluation import action_function as action_function
 from lightning_rl.collectors.evaluation import generators_of as generators_of
 from lightning_rl.collectors.evaluation import logged_values as logged_values
@@ -19,8 +18,6 @@ from lightning_rl.collectors.weights import changing_weights as changing_weights
 from lightning_rl.system.process import Computing as Computing
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint as BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of as algorithm_of
-from lightning_rl.training.callbacks.typed import data_of as data_of
-from lightning_rl.training.videos import FEWEST_FRAMES as FEWEST_FRAMES
 from lightning_rl.training.videos import VideoSettings as VideoSettings
 
 __all__: list[str]

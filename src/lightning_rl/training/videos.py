@@ -1,11 +1,9 @@
 """Settings of the films of evaluations, which the extension `videos` makes."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_rl.system.errors import check_range
-
-FEWEST_FRAMES = 8
-"""Minimum frames of a film, even if `max_share` allows fewer; later films are then delayed."""
 
 
 @dataclass
@@ -24,6 +22,9 @@ class VideoSettings:
             spaced frames; null for no limit. Does not apply to `validate` and `test`.
     """
 
+    fewest_frames: ClassVar[int] = 8
+    """Minimum frames of a film, even if `max_share` allows fewer; later films are then delayed."""
+
     every_n_evaluations: int = 1
     at_best: bool = True
     num_envs: int = 2
@@ -35,5 +36,5 @@ class VideoSettings:
         check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, minimum=1)
         check_range("trainer.video.num_envs", self.num_envs, minimum=1)
         check_range("trainer.video.fps", self.fps, above=0)
-        check_range("trainer.video.max_frames", self.max_frames, minimum=FEWEST_FRAMES)
+        check_range("trainer.video.max_frames", self.max_frames, minimum=self.fewest_frames)
         check_range("trainer.video.max_share", self.max_share, above=0, maximum=1)

@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Replay, ReplayBuffer
-from lightning_rl.extend.algorithms import FINAL
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import GoalFunction
 from lightning_rl.kwargs import HindsightReplayKwargs, Unpack
@@ -210,12 +209,4 @@ class HindsightReplay(ReplayBuffer):
 
     def _after(self, name: tuple[str, ...], rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""
-        ring = self.ring
-        final_index = ring.columns[FINAL].index_select(0, rows)
-        # The observation after a step is in the next slot, unless the episode ended there.
-        next_rows = (rows + self.num_envs).remainder_(ring.rows)
-        values = ring.columns[name].index_select(0, next_rows)
-        ends = (final_index >= 0).nonzero().flatten()
-        if len(ends):
-            values[ends] = ring.final_observations.get(name, final_index[ends])
-        return values
+        return self.ring.after(rows, [name])[name]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lightning_rl import ReplayBuffer
-from lightning_rl.extend.algorithms import FINAL
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import tree_of_leaves
 
@@ -23,7 +22,7 @@ def fragment_rewards(replay: ReplayBuffer) -> tuple[Tensor, Tensor]:
     slots = ring.stored_slots()
     names = ("reward", "terminated", "padding")
     fields = {n: ring.by_slot[n,][slots].t() for n in names if (n,) in ring.columns}
-    ends = fields["terminated"] | (ring.by_slot[FINAL][slots].t() >= 0)
+    ends = fields["terminated"] | ring.ends(slots).t()
     ends[:, -1] = True  # the newest step: its continuation is not stored yet
     counted = ~fields["padding"] if "padding" in fields else torch.ones_like(ends)
     return fields["reward"][counted], ends[counted]
@@ -48,33 +47,22 @@ def fragments(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
     names = [*ring.action, ("reward",), ("terminated",), ("intervened",), ("penalty",)]
     slots = ring.stored_slots()
     for env in range(replay.num_envs if ring.columns else 0):
-        numbers = ring.by_slot[FINAL][slots, env]
+        ends = ring.ends(slots)[:, env]
         padding = ring.by_slot.get(("padding",))
         counted = torch.ones_like(slots) if padding is None else ~padding[slots, env]
         first = 0
         for last in range(len(slots)):
             if not counted[last]:
                 first = last + 1
-            elif numbers[last] >= 0 or last + 1 == len(slots):
+            elif ends[last] or last + 1 == len(slots):
                 steps = slots[first : last + 1]
                 fields = {n: ring.by_slot[n][steps, env] for n in names if n in ring.by_slot}
-                fields |= _observations(replay, steps, env, int(numbers[last]))
+                fields |= _observations(replay, steps, env)
                 yield tree_of_leaves({name: field.cpu() for name, field in fields.items()})
                 first = last + 1
 
 
-def _observations(
-    replay: ReplayBuffer, slots: Tensor, env: int, number: int
-) -> dict[tuple[str, ...], Tensor]:
+def _observations(replay: ReplayBuffer, slots: Tensor, env: int) -> dict[tuple[str, ...], Tensor]:
     ring = replay.ring
-    next_slot = (slots[-1:] + 1) % (ring.slots + 1)
-    observations = {}
-    for name in ring.observation:
-        column = ring.by_slot[name]
-        next_observation = column[next_slot, env]
-        if number >= 0:
-            next_observation = ring.final_observations.get(
-                name, torch.tensor([number], device=ring.device)
-            )
-        observations[name] = torch.cat((column[slots, env], next_observation))
-    return observations
+    last = ring.after(slots[-1:] * ring.num_envs + env, ring.observation)
+    return {n: torch.cat((ring.by_slot[n][slots, env], value)) for n, value in last.items()}

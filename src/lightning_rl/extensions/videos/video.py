@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,11 +15,8 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError, RLDataModule, VectorEnv
 from lightning_rl.extend.collectors import (
-    FEWEST_FRAMES,
     VideoSettings,
-    Watcher,
     algorithm_of,
-    data_of,
 )
 from lightning_rl.extend.envs import EnvTimeoutError, one_picture
 from lightning_rl.extend.files import write_atomically
@@ -70,7 +67,7 @@ class VideoRecorder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Render once, to report problems early and to load the renderer before timing."""
         if trainer.is_global_zero:
-            self._attempt(lambda: self.draw_once(data_of(trainer)))
+            self._attempt(lambda: self.draw_once(_data_of(trainer)))
         self._clock = _TimeShare(self.settings.max_share)
 
     def on_validation_batch_start(
@@ -145,9 +142,9 @@ class VideoRecorder(Callback):
             rank_zero_warn(f"No more videos: {reason}")
         self._clock.spent = spent + time.perf_counter() - began  # includes nested attempts
 
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Watcher:
-        algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
-        calls = data_of(trainer).eval_calls
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Callable[..., None]:
+        algorithm, env = algorithm_of(pl_module), _data_of(trainer).eval_env
+        calls = _data_of(trainer).eval_calls
         with calls("make_renderable"):
             env.make_renderable()
         settings = self.settings
@@ -198,7 +195,7 @@ class VideoRecorder(Callback):
         # One film at a time: the thread reads the frames of the former film.
         self._wait()
         steps = algorithm_of(pl_module).env_steps
-        fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
+        fps, real = self.settings.fps, _data_of(trainer).eval_env.render_fps / film.stride
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
         # Loggers get films of training only.
@@ -230,6 +227,10 @@ class VideoRecorder(Callback):
             env.reset(seed=data.eval_seed)
         with calls("render"):
             return _pictures(env, [0])[0]
+
+
+def _data_of(trainer: Trainer) -> RLDataModule:
+    return cast(Any, trainer).datamodule  # type: ignore[no-any-return]  # set by `fit`
 
 
 def _write(
@@ -280,7 +281,7 @@ class _TimeShare:
         if self.share is None:
             return limit
         cost = self.total() / self.frames_made if self.frames_made else FIRST_GUESS
-        return int(min(limit, max(FEWEST_FRAMES, self.left() / cost)))
+        return int(min(limit, max(VideoSettings.fewest_frames, self.left() / cost)))
 
 
 def _is_best(trainer: Trainer) -> bool:
