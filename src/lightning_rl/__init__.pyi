@@ -165,6 +165,7 @@ from lightning_rl.extensions.vla.backbone import Backbone as Backbone
 from lightning_rl.extensions.vla.custom import CustomVLA as CustomVLA
 from lightning_rl.extensions.vla.encoder import BackboneEncoder as BackboneEncoder
 from lightning_rl.extensions.vla.flow import FlowSettings as FlowSettings
+from lightning_rl.extensions.vla.frozen_encoder import FrozenEncoder as FrozenEncoder
 from lightning_rl.extensions.vla.interface import VLAModelInterface as VLAModelInterface
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy as LeRobotPolicy
 from lightning_rl.extensions.vla.loading import load_vla_model as load_vla_model
@@ -212,9 +213,6 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     Encoder as Encoder,
-)
-from lightning_rl.policies import (
-    FrozenEncoder as FrozenEncoder,
 )
 from lightning_rl.policies import (
     ImpalaCNN as ImpalaCNN,

@@ -18,7 +18,7 @@ from lightning_rl import (
     TransformersBackbone,
     VLAPolicy,
 )
-from lightning_rl.policies.weights import load_weights
+from lightning_rl.extensions.vla.weight_files import load_weights
 from tests.helpers import last
 from tests.messages import refused
 from tests.numerics.test_vla import data_module, fit, make_env

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from lightning_rl.checkpoints.format import read_checkpoint
-from lightning_rl.policies.weights import load_weights
+from lightning_rl.extensions.vla.weight_files import load_weights
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.tensors import load_tensors
 from tests.security.watch import nothing_happens

@@ -136,6 +136,7 @@ RENAMED = {
     **{f"{_FUNCTIONS}.{old}": f"{_FUNCTIONS}.{new}" for old, new in _TERMS_RENAMED.items()},
     "lightning_rl.envs.managers": _MANAGERS,
     "lightning_rl.envs.people.gym_hil": OURS,
+    f"{OURS}.policies.networks.encoders.FrozenEncoder": f"{OURS}.FrozenEncoder",
     "lightning_rl.extensions.audit": "lightning_rl.extensions.checks",
     "lightning_rl.extensions.people": "lightning_rl.extensions.teleoperation",
 }

@@ -28,9 +28,7 @@ from lightning_rl.policies.precision import autocast as autocast
 from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
 from lightning_rl.policies.weights import KeyReport as KeyReport
 from lightning_rl.policies.weights import check_weights_are_numbers as check_weights_are_numbers
+from lightning_rl.policies.weights import compared as compared
 from lightning_rl.policies.weights import fitting as fitting
-from lightning_rl.policies.weights import load_weights as load_weights
-from lightning_rl.policies.weights import refuse_adapter as refuse_adapter
-from lightning_rl.policies.weights import weights_at as weights_at
 
 __all__: list[str]

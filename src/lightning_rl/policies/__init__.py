@@ -6,7 +6,6 @@ from lightning_rl.policies.base import Policy as Policy
 from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic as DiscreteActorCritic
 from lightning_rl.policies.networks.encoders import DictEncoder as DictEncoder
 from lightning_rl.policies.networks.encoders import Encoder as Encoder
-from lightning_rl.policies.networks.encoders import FrozenEncoder as FrozenEncoder
 from lightning_rl.policies.networks.encoders import ImpalaCNN as ImpalaCNN
 from lightning_rl.policies.networks.encoders import NatureCNN as NatureCNN
 from lightning_rl.policies.networks.encoders import OneHot as OneHot

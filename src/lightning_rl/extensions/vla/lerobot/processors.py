@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import do_weights_follow, is_plain_name, require
 from lightning_rl.extend.files import read_json
-from lightning_rl.extend.policies import load_weights
 from lightning_rl.extensions.vla.lerobot.directory import (
     ACTION,
     Feature,
@@ -28,6 +27,7 @@ from lightning_rl.extensions.vla.statistics import (
     read_statistics,
     with_width,
 )
+from lightning_rl.extensions.vla.weight_files import load_weights
 from lightning_rl.extensions.vla.weights import extra
 
 MODES = {
