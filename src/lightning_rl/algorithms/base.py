@@ -15,10 +15,8 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
-    check_not_compiled,
     check_optimizer_state,
     check_replay_is_used,
-    check_shards,
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
@@ -344,9 +342,8 @@ class Algorithm(LightningModule, ABC, Configurable):
     def configure_model(self) -> None:
         strategy = self.trainer.strategy
         if isinstance(strategy, ShardingStrategy) and self.policy.sharding is None:
-            check_not_compiled(self.compile_update)
+            strategy.shard(self.policy, self.compile_update)
             self.compile_update = False
-            strategy.shard(self.policy)
 
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)
@@ -354,7 +351,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         if self.policy.sharding is not None:
-            check_shards(self, self.objectives.values())
+            self.policy.sharding.check(self, list(self.objectives.values()))
         self.attach_learner(
             Learner(
                 self,

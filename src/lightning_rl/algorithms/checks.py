@@ -14,7 +14,6 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
@@ -77,15 +76,6 @@ def check_strategy(trainer: Trainer) -> None:
         )
 
 
-def check_not_compiled(compile: bool | str) -> None:
-    """Refuse `compile: true` with a strategy that shards."""
-    require(
-        compile is not True,
-        "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it, or "
-        "use --trainer.strategy ddp.",
-    )
-
-
 def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
     """Refuse parameters without values, unless the strategy copies the first process's values."""
     takes = isinstance(trainer.strategy, ShardingStrategy) or module is None
@@ -94,30 +84,6 @@ def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
         "The policy is on the device meta, without weights: only --trainer.strategy fsdp copies "
         "the first process's weights to it. Use that strategy, or make the policy on another "
         "device.",
-    )
-
-
-def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) -> None:
-    """Refuse an algorithm with trained parameters outside of the sharded policy."""
-    kind = type(algorithm).__name__
-    trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
-    names = [name for name, p in trained.items() if not isinstance(p, DTensor)]
-    cure = "Use --trainer.strategy ddp."
-    require(
-        len(objectives) == 1,
-        f"trainer.strategy fsdp trains one objective, but {kind} has "
-        f"{quoted(objective.name for objective in objectives)}. {cure}",
-    )
-    require(
-        not names,
-        f"trainer.strategy fsdp shards the policy, but {kind} also trains {quoted(names)}. {cure}",
-    )
-    (objective,) = objectives
-    require(
-        len(objective.parameters) == len(trained),
-        "trainer.strategy fsdp trains all parameters of the policy together, but the objective of "
-        f"{kind} has {len(objective.parameters)} of {len(trained)}. Freeze the other parameters, "
-        "or use --trainer.strategy ddp.",
     )
 
 

@@ -1,6 +1,6 @@
 """Weights that a strategy shards over processes: its contract, and how to gather the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -14,12 +14,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 class ShardingStrategy(Protocol):
     """A strategy of Lightning that shards the policy, such as `FSDP2Strategy`."""
 
-    def shard(self, policy: Any) -> None:
-        """Shard a policy over all processes, in place, and set its `sharding`."""
+    def shard(self, policy: Any, compile: bool | str) -> None:
+        """Shard a policy over all processes, in place, and set its `sharding`.
+
+        Raises:
+            ConfigurationError: if the setting `compile` of the update is true.
+        """
 
 
 class PolicySharding(Protocol):
     """The shards of a policy."""
+
+    def check(self, algorithm: nn.Module, objectives: Sequence[Any]) -> None:
+        """Refuse an algorithm that trains parameters outside of the policy."""
 
     def acting_context(self) -> AbstractContextManager[None]:
         """Return a context in which ranks may act unequally often; all ranks enter it."""

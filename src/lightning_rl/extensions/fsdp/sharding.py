@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightning_rl import Policy
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import whole
+from lightning_rl.extend.algorithms import Objective, whole
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.rollout import allocate_rollout
 from lightning_rl.extensions.fsdp.update import ShardedUpdate
@@ -80,6 +80,34 @@ class Sharding:
     def synchronize_gradients(self, synchronize: bool) -> None:
         """Set whether the next backward pass sums gradients over ranks."""
         cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
+
+    def check(self, algorithm: nn.Module, objectives: Sequence[Objective]) -> None:
+        """Refuse an algorithm with trained parameters outside of the sharded policy.
+
+        Raises:
+            ConfigurationError: for such parameters, or several objectives.
+        """
+        kind = type(algorithm).__name__
+        trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
+        names = [name for name, p in trained.items() if not isinstance(p, DTensor)]
+        cure = "Use --trainer.strategy ddp."
+        require(
+            len(objectives) == 1,
+            f"trainer.strategy fsdp trains one objective, but {kind} has "
+            f"{[objective.name for objective in objectives]}. {cure}",
+        )
+        require(
+            not names,
+            f"trainer.strategy fsdp shards the policy, but {kind} also trains "
+            f"{', '.join(names[:6])}. {cure}",
+        )
+        (objective,) = objectives
+        require(
+            len(objective.parameters) == len(trained),
+            "trainer.strategy fsdp trains all parameters of the policy together, but the objective "
+            f"of {kind} has {len(objective.parameters)} of {len(trained)}. Freeze the other "
+            f"parameters. {cure}",
+        )
 
     def update(self, *settings: Any) -> ShardedUpdate:
         """Return the update of an objective with all parameters; arguments as in `Update`."""

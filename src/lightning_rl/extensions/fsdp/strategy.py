@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_rl import Policy, PolicyWrapper
 from lightning_rl.extend.algorithms import load_whole, shard_like, use_all_processes_for_data, whole
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.fsdp.sharding import Acting, Sharding
 
 
@@ -41,8 +42,17 @@ class FSDP2Strategy(ModelParallelStrategy):
         )
         self.acting: Acting = acting
 
-    def shard(self, policy: Policy) -> None:
-        """Shard a policy over all processes, in place, and set its `sharding`."""
+    def shard(self, policy: Policy, compile: bool | str = "auto") -> None:
+        """Shard a policy over all processes, in place, and set its `sharding`.
+
+        Raises:
+            ConfigurationError: if the setting `compile` of the update is true.
+        """
+        require(
+            compile is not True,
+            "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it, "
+            "or use --trainer.strategy ddp.",
+        )
         if isinstance(policy, PolicyWrapper):
             return self.shard(policy.inner)
         policy.sharding = Sharding(policy, self.device_mesh["data_parallel"], self.acting)
