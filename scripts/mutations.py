@@ -1091,7 +1091,7 @@ MUTATIONS = (
         "numerics/test_flows.py",
     ),
     Mutation(
-        "policies/frozen.py",
+        "extensions/algorithms/frozen.py",
         "the base policy is trained with the noise",
         "base.eval().requires_grad_(False)",
         "base.eval()",
@@ -1140,7 +1140,7 @@ MUTATIONS = (
         "numerics/test_vla_loading.py",
     ),
     Mutation(
-        "policies/weights.py",
+        "extensions/vla/weight_files.py",
         "weights that the model does not have pass unseen",
         "pairs = (state, weights), (weights, state)",
         "pairs = (state, weights), ({}, state)",

@@ -14,8 +14,9 @@ from lightning_rl.checkpoints.format import (
     restoring,
 )
 from lightning_rl.policies.description import describe
-from lightning_rl.policies.spaces import spaces_of
+from lightning_rl.rollout.spaces import space_data
 from lightning_rl.system import ranks
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV
 
 
 class RunState:
@@ -36,7 +37,7 @@ class RunState:
         guards = {key: loss.statistics.state_dict() for key, loss in algorithm.objectives.items()}
         state = header() | {
             DESCRIPTION_KEY: describe(algorithm.policy),
-            SPACES_KEY: spaces_of(algorithm.policy),
+            SPACES_KEY: {n: space_data(getattr(algorithm.policy, n)) for n in GIVEN_BY_THE_ENV},
             "env_steps": algorithm.env_steps,
             "guards": guards,
             "ranks": ranks.gather_over_ranks(algorithm.rank_state()),

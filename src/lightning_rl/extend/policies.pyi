@@ -16,7 +16,6 @@ from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGa
 from lightning_rl.policies.distributions.unit_actions import (
     StateStdTanhGaussian as StateStdTanhGaussian,
 )
-from lightning_rl.policies.frozen import frozen_policy as frozen_policy
 from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
 from lightning_rl.policies.networks.perceptron import mlp as mlp
@@ -26,9 +25,6 @@ from lightning_rl.policies.normalization import RunningMoments as RunningMoments
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy as PerceptronPolicy
 from lightning_rl.policies.precision import autocast as autocast
 from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
-from lightning_rl.policies.weights import KeyReport as KeyReport
 from lightning_rl.policies.weights import check_weights_are_numbers as check_weights_are_numbers
-from lightning_rl.policies.weights import compared as compared
-from lightning_rl.policies.weights import fitting as fitting
 
 __all__: list[str]

@@ -41,7 +41,7 @@ MODULES = {
     "envs.wrappers": {"vla": "vla_observation"},
     "functional": {"mujoco": "rotations"},
     "policies": {
-        "algorithms": "gripper residual steering teacher",
+        "algorithms": "frozen gripper residual steering teacher",
         "recap": "conditioned",
         "vla": "statistics",
     },

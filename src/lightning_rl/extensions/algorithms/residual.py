@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lightning_rl import ConfigurationError, Encoder, PerceptronEncoder, SquashedActorCritic
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import RNG, PolicyFactory, frozen_policy, noise_for
+from lightning_rl.extend.policies import RNG, PolicyFactory, noise_for
+from lightning_rl.extensions.algorithms.frozen import frozen_policy
 from lightning_rl.kwargs import ResidualActorCriticKwargs, Unpack
 
 BASE_ACTION = "base_action"

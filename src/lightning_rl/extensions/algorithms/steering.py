@@ -18,9 +18,9 @@ from lightning_rl.extend.policies import (
     PolicyFactory,
     QEnsemble,
     StateStdTanhGaussian,
-    frozen_policy,
 )
 from lightning_rl.extend.rollout import FieldSpec
+from lightning_rl.extensions.algorithms.frozen import frozen_policy
 from lightning_rl.extensions.vla.policy import ChunkPolicy
 from lightning_rl.kwargs import SteeredActorCriticKwargs, Unpack
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.files import expanded, read_json
-from lightning_rl.extend.policies import fitting
-from lightning_rl.extensions.vla.weight_files import load_weights
+from lightning_rl.extensions.vla.weight_files import fitting, load_weights
 from lightning_rl.extensions.vla.weights import extra, one_message
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_rl import Encoder
 from lightning_rl.extend.errors import require
-from lightning_rl.extend.policies import compared
-from lightning_rl.extensions.vla.weight_files import weights_at
+from lightning_rl.extensions.vla.weight_files import compared, weights_at
 
 
 class FrozenEncoder(Encoder):

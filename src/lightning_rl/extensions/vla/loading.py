@@ -18,12 +18,12 @@ from lightning_rl import ConfigurationError
 from lightning_rl.extend import ranks
 from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, require
 from lightning_rl.extend.files import expanded, read_json
-from lightning_rl.extend.policies import KeyReport
 from lightning_rl.extensions.vla.adapters import (
     add_fresh_adapter,
     add_saved_adapter,
     name_without_adapter,
 )
+from lightning_rl.extensions.vla.weight_files import KeyReport
 from lightning_rl.extensions.vla.weights import extra, fill_with_weights, one_message, quiet
 
 Kind = Literal["class", "hf", "hf_config"]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from lightning_rl import Encoder
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import PictureEncoder, fitting
-from lightning_rl.extensions.vla.weight_files import weights_at
+from lightning_rl.extend.policies import PictureEncoder
+from lightning_rl.extensions.vla.weight_files import fitting, weights_at
 from lightning_rl.kwargs import ResNetEncoderKwargs, Unpack
 
 Pool = Literal["mean", "none"]

@@ -1,7 +1,9 @@
-"""Read files of weights as data."""
+"""Read files of weights as data, and compare them with a model's."""
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,6 +22,57 @@ NAMES_OF_WEIGHTS = (
 
 WEIGHTS = f"a file of weights ({', '.join(SUFFIXES)}), or a directory that holds one"
 """Description of a valid path, for messages."""
+
+
+class KeyReport(NamedTuple):
+    """Differences between the names in a file of weights and a model."""
+
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+    def __str__(self) -> str:
+        kinds = zip(("missing", "unexpected", "of another shape"), self, strict=True)
+        return "; ".join(f"{len(k)} {name}: {', '.join(k[:5])}" for name, k in kinds if k)
+
+    def check(self, source: str, strict: bool | None) -> None:
+        """Refuse weights that do not fit, or warn; see `fitting`.
+
+        Raises:
+            ConfigurationError: unless `strict` is False, if there are differences.
+        """
+        if not any(self):
+            return
+        text = f"The weights in {source} do not fit the model: {self}."
+        cure = ", or set strict: false" if strict else ""
+        # None, unlike False, means that the caller has no setting `strict`.
+        require(strict is False, f"{text} Load the model they were saved from{cure}.")
+        warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
+
+
+def fitting(
+    state: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    source: str,
+    strict: bool | None = None,
+) -> dict[str, Tensor]:
+    """Return the weights whose names and shapes are in a model's state dict `state`.
+
+    Raises:
+        ConfigurationError: unless `strict` is False, if names or shapes differ. None stands for a
+            caller without this setting.
+    """
+    report = compared(state, weights)
+    report.check(source, strict)
+    return {k: v for k, v in weights.items() if k in state and k not in report.mismatched}
+
+
+def compared(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyReport:
+    """Compare the names and shapes of weights with a model's state dict `state`."""
+    pairs = (state, weights), (weights, state)
+    missing, surplus = ([k for k in a if k not in b] for a, b in pairs)
+    mismatched = [k for k in state if k in weights and weights[k].shape != state[k].shape]
+    return KeyReport(missing, surplus, mismatched)
 
 
 def weights_at(path: str, setting: str) -> dict[str, Tensor]:

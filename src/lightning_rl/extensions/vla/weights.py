@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.policies import fitting
-from lightning_rl.extensions.vla.weight_files import weights_at
+from lightning_rl.extensions.vla.weight_files import fitting, weights_at
 
 
 def fill_with_weights(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.files import expanded, read_json, write_atomically
-from lightning_rl.extend.policies import fitting
-from lightning_rl.extensions.vla.weight_files import refuse_adapter, weights_at
+from lightning_rl.extensions.vla.weight_files import fitting, refuse_adapter, weights_at
 from lightning_rl.extensions.vla.weights import extra
 
 MOST_LAYERS, LARGEST_SIZE, LARGEST_FEATURE = 2**8, 2**14, 2**26

@@ -5,15 +5,10 @@ from typing import Any
 
 import gymnasium
 
-from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import DESCRIPTION_KEY, STATE_KEY, read_checkpoint
-from lightning_rl.policies.base import Policy
-from lightning_rl.policies.description import with_statistics
-from lightning_rl.policies.slow import PolicyFactory
-from lightning_rl.policies.spaces import fits
-from lightning_rl.policies.weights import fitting
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.saved_runs import ALIASES, find_checkpoint
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.checkpoints import load_trained
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import PolicyFactory
 
 
 def frozen_policy(
@@ -32,11 +27,11 @@ def frozen_policy(
     if make is None and checkpoint is not None:
         require(
             # A resumed run builds the policy again.
-            checkpoint not in ALIASES,
+            checkpoint not in ("last", "best"),
             f"checkpoint: {checkpoint} changes with each run, but the new policy reads it again "
             "whenever it is created: give the path of a run directory or a file.",
         )
-        base = _trained(checkpoint, trust_code)
+        base = load_trained(checkpoint, trust_code=trust_code, output_dir=Path()).policy
     elif make is not None and checkpoint is None:
         base = make(observation_space, action_space)
     else:
@@ -45,7 +40,7 @@ def frozen_policy(
             "{class_path: ..., init_args: ...}."
         )
     require(
-        fits(base.observation_space, observation_space) and base.action_space == action_space,
+        _fits(base.observation_space, observation_space) and base.action_space == action_space,
         f"The base policy reads observations {base.observation_space} and acts in "
         f"{base.action_space}; data.env has {observation_space} and {action_space}: give it the "
         "env that the base policy was trained in, chunks included.",
@@ -53,16 +48,9 @@ def frozen_policy(
     return base.eval().requires_grad_(False)
 
 
-def _trained(checkpoint: str, trust_code: bool) -> Policy:
-    path = find_checkpoint(checkpoint, Path())
-    content = read_checkpoint(path)
-    policy: Policy = SavedRun(path, content, trust_code).policy(Policy)
-    # The state dict also holds the algorithm's own entries.
-    weights = {
-        name.removeprefix("policy."): value
-        for name, value in content["state_dict"].items()
-        if name.startswith("policy.")
-    }
-    weights = with_statistics(policy, weights, content[STATE_KEY].get(DESCRIPTION_KEY, {}))
-    policy.load_state_dict(fitting(policy.state_dict(), weights, str(path)))
-    return policy
+def _fits(inner: gymnasium.Space[Any], outer: gymnasium.Space[Any]) -> bool:
+    """Return whether observations of `outer` contain everything in `inner`, except bounds."""
+    if isinstance(inner, gymnasium.spaces.Dict):
+        children = outer.spaces if isinstance(outer, gymnasium.spaces.Dict) else {}
+        return all(key in children and _fits(child, children[key]) for key, child in inner.items())
+    return (inner.shape, inner.dtype) == (outer.shape, outer.dtype)
