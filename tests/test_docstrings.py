@@ -52,7 +52,7 @@ INTERNAL = (
         f"extensions/datasets/{name}.py"
         for name in ("episode_files", "pictures", "statistics", "tables")
     ),
-    *(f"policies/{name}.py" for name in ("description", "acting", "precision", "spaces")),
+    *(f"policies/{name}.py" for name in ("description", "acting", "precision")),
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""
 

@@ -28,7 +28,6 @@ from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.managers.actions import EndEffectorPose, Position
 from lightning_rl.extensions.mujoco.model import import_mujoco
-from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
 from tests.envs import ScriptedEnv
@@ -202,7 +201,8 @@ def test_weights_are_not_loaded_for_another_order(part):
     spaces = {"observation": Dict({"state": named(STATE, JOINTS)}), "action": named(ACTION, JOINTS)}
     other = {"observation": Dict({"state": named(STATE, REVERSED)})}
     other |= {"action": named(ACTION, REVERSED)}
-    saved = {SPACES_KEY: spaces_of(ActorCritic(*spaces.values()))}
+    described = zip(("observation_space", "action_space"), spaces.values(), strict=True)
+    saved = {SPACES_KEY: {name: space_data(space) for name, space in described}}
     check_description(ActorCritic(*spaces.values()), saved, "")
     check_description(ActorCritic(Dict({"state": STATE}), ACTION), saved, "")
     with pytest.raises(ConfigurationError) as error:

@@ -1,6 +1,5 @@
 """Observation and action spaces: masks, names and structured actions."""
 
-from lightning_rl.policies.spaces import fits as fits
 from lightning_rl.rollout.contract import space_spec as space_spec
 from lightning_rl.rollout.masks import MASK as MASK
 from lightning_rl.rollout.masks import allowed_random_action as allowed_random_action

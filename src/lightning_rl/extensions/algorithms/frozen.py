@@ -40,7 +40,7 @@ def frozen_policy(
             "{class_path: ..., init_args: ...}."
         )
     require(
-        _fits(base.observation_space, observation_space) and base.action_space == action_space,
+        fits(base.observation_space, observation_space) and base.action_space == action_space,
         f"The base policy reads observations {base.observation_space} and acts in "
         f"{base.action_space}; data.env has {observation_space} and {action_space}: give it the "
         "env that the base policy was trained in, chunks included.",
@@ -48,9 +48,9 @@ def frozen_policy(
     return base.eval().requires_grad_(False)
 
 
-def _fits(inner: gymnasium.Space[Any], outer: gymnasium.Space[Any]) -> bool:
+def fits(inner: gymnasium.Space[Any], outer: gymnasium.Space[Any]) -> bool:
     """Return whether observations of `outer` contain everything in `inner`, except bounds."""
     if isinstance(inner, gymnasium.spaces.Dict):
         children = outer.spaces if isinstance(outer, gymnasium.spaces.Dict) else {}
-        return all(key in children and _fits(child, children[key]) for key, child in inner.items())
+        return all(key in children and fits(child, children[key]) for key, child in inner.items())
     return (inner.shape, inner.dtype) == (outer.shape, outer.dtype)

@@ -15,7 +15,7 @@ from lightning_rl.extend.collectors import logged_values, summarize
 from lightning_rl.extend.envs import Observation
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import autocast, check_weights_are_numbers
-from lightning_rl.extend.spaces import fits
+from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.extensions.datasets.frames import SuccessFramesEnv
 from lightning_rl.kwargs import RewardClassifierKwargs, Unpack

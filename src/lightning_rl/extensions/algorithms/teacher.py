@@ -12,7 +12,7 @@ from lightning_rl import Policy
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RolloutActor, first_state
 from lightning_rl.extend.rollout import copy_tree, map_tree, step_views, time_major
-from lightning_rl.extend.spaces import fits
+from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.algorithms.residual import part_for
 
 
