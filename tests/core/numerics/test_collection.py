@@ -1,6 +1,5 @@
 """From env to learner: what is collected, counted, handed out once, and evaluated."""
 
-from collections import deque
 from types import SimpleNamespace
 
 import gymnasium
@@ -37,7 +36,7 @@ from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.variants import after, variant
 
 
-def timed(says=True):
+def timed():
     """Observe [noise, steps so far]; last as many steps as the seed decides, pay 1 for each, and succeed if even."""
 
     def begin(env):
@@ -48,7 +47,7 @@ def timed(says=True):
         return {"noise": noise, "steps": np.array([env.age], np.float32)}
 
     def said(env):
-        return {"success": env.length % 2 == 0} if env.age == env.length and says else {}
+        return {"success": env.length % 2 == 0} if env.age == env.length else {}
 
     return ScriptedEnv(
         Dict({"noise": Box(-9, 9, (1,)), "steps": Box(0, 99, (1,))}),
@@ -383,17 +382,6 @@ def test_there_are_no_averages_before_the_first_episode_ends():
     assert statistics.episodes == 0
 
 
-def test_an_episode_over_many_rollouts_is_whole():
-    statistics = EpisodeStatistics(1)
-    for _ in range(9):
-        collect_into(statistics, torch.full((1, 100), 0.5), torch.zeros(1, 100, dtype=torch.bool))
-    done = torch.zeros(1, 100, dtype=torch.bool)
-    done[0, 49] = True
-    collect_into(statistics, torch.full((1, 100), 0.5), done)
-    assert list(statistics.returns) == [475.0]
-    assert list(statistics.lengths) == [950]
-
-
 def test_statistics_survive_a_checkpoint(tmp_path):
     reward, done = random_steps(0)
     whole, begun, resumed = (EpisodeStatistics(5) for _ in range(3))
@@ -473,12 +461,6 @@ def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
     assert dataset.collect_seconds > 0
 
 
-def test_the_dataset_yields_as_many_rollouts_as_it_says():
-    for count in (1, 4):
-        dataset = RolloutDataset(collector_of("CartPole-v1", num_steps=2), count)
-        assert len(list(dataset)) == len(dataset) == count
-
-
 @pytest.mark.parametrize(
     ("episodes", "envs", "sizes"), [(7, 3, [3, 3, 1]), (4, 4, [4]), (2, 5, [2]), (3, 1, [1] * 3)]
 )
@@ -516,14 +498,6 @@ def play_alone(policy, make, seed):
             return total, steps, bool(terminated)
 
 
-def test_the_reference_knows_how_long_a_timed_episode_lasts():
-    env = GymnasiumEnv(1, "Timed-v0")
-    policy = make_policy(env)
-    lengths = [play_alone(policy, timed, seed)[1] for seed in range(10)]
-    assert lengths == [timed_length(seed) for seed in range(10)]
-    assert max(lengths) > 3 * min(lengths)
-
-
 @pytest.mark.parametrize("num_envs", [1, 3, 6, 10])
 def test_one_episode_per_seed_however_long(num_envs):
     """Every way to share the episodes out among envs gives the same ones, and no short one comes twice."""
@@ -538,14 +512,6 @@ def test_one_episode_per_seed_however_long(num_envs):
     assert [e["return"] for e in episodes] == [float(length) for length in lengths]
     assert [e["terminated"] for e in episodes] == [length % 3 > 0 for length in lengths]
     assert [e["success"] for e in episodes] == [length % 2 == 0 for length in lengths]
-
-
-@pytest.mark.parametrize("seeds", [[8], [3, 1], [7, 7, 7]])
-def test_fewer_seeds_than_envs(seeds):
-    env = GymnasiumEnv(5, "Timed-v0")
-    episodes = run_episodes(make_policy(env), env, seeds)
-    assert [e["seed"] for e in episodes] == seeds
-    assert [e["length"] for e in episodes] == [timed_length(seed) for seed in seeds]
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
@@ -595,12 +561,6 @@ def test_an_episode_without_end_is_cut(monkeypatch):
         assert episode["length"] == 20
         assert episode["return"] == 20.0
         assert episode["terminated"] is False
-
-
-def test_an_env_that_says_nothing_of_success_has_none():
-    env = GymnasiumEnv(2, "Timed-v0", env_kwargs={"says": False})
-    episodes = run_episodes(make_policy(env), env, [0, 1])
-    assert [e["success"] for e in episodes] == [None, None]
 
 
 def constant(env, action):
@@ -699,13 +659,3 @@ def test_the_interval_draws_from_no_global_stream():
     before = np.random.get_state()[1].copy()
     bootstrap_interval(np.arange(10.0))
     assert (np.random.get_state()[1] == before).all()
-
-
-def test_the_last_hundred_episodes_are_averaged():
-    statistics = EpisodeStatistics(1)
-    recent = deque(maxlen=100)
-    for i in range(250):
-        collect_into(statistics, torch.tensor([[float(i)]]), torch.tensor([[True]]))
-        recent.append(float(i))
-    assert statistics.averages()["charts/episode_reward_avg_100"] == np.mean(recent)
-    assert statistics.episodes == 250
