@@ -2214,7 +2214,10 @@ def main() -> None:
     for name in LOADED_ONCE:
         importlib.import_module(name)
     if arguments.notice or arguments.drawn:
-        notice(chosen, arguments.jobs, enough=1 if arguments.drawn else 2)
+        enough = 1 if arguments.drawn else 2
+        rows = notice(chosen, arguments.jobs, enough)
+        if arguments.write and not arguments.drawn:
+            noticing.write_rooms({m.defect: m.package for m in chosen}, rows)
         return
     outcomes = []
     for outcome in tried(chosen, arguments.jobs):
@@ -2242,8 +2245,10 @@ def drawn_at_random(below: Sequence[str], count: int, seed: int) -> list[Mutatio
     ]
 
 
-def notice(mutations: Sequence[Mutation], jobs: int, enough: int) -> None:
+def notice(mutations: Sequence[Mutation], jobs: int, enough: int) -> dict[str, dict[str, Any]]:
     """Find tests that notice each defect, and print the test functions that nothing needs.
+
+    Returns the stored rows, by defect.
 
     Args:
         enough: how many tests are looked for.
@@ -2271,6 +2276,7 @@ def notice(mutations: Sequence[Mutation], jobs: int, enough: int) -> None:
     )
     for name, lines in noticing.superfluous(reach, rows):
         print(f"{lines:5} lines  {name}")
+    return rows
 
 
 def tried(

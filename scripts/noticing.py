@@ -12,6 +12,7 @@ each branch of the package keeps a test that takes it. A test that was not run o
 fewer than two others notice stays. Tests of `EXEMPT` stay.
 """
 
+import ast
 import json
 import os
 import pkgutil
@@ -33,6 +34,7 @@ import pytest
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "scripts" / "results" / "noticing.md"
 EXEMPT = ("tests/reports/", "tests/core/reports/", "tests/security/", "tests/test_")
 
 LONGEST = 30
@@ -152,23 +154,34 @@ class Reach:
             named: test files, below the root.
             needed: test functions that come first.
         """
-        first = (ROOT / file).read_text().split(text)[0].count("\n") + 1
-        lines = np.arange(first, first + text.count("\n") + 1, dtype=np.uint64)
-        of_file = np.uint64(zlib.crc32(file.encode()))
-        reaching = set()
-        for test, branches in self.branches.items():
-            here = branches[branches >> np.uint64(32) == of_file]
-            ends = np.concatenate(
-                ((here >> np.uint64(16)) & np.uint64(0xFFFF), here & np.uint64(0xFFFF))
-            )
-            if np.isin(ends, lines).any():
-                reaching.add(test)
+        content = (ROOT / file).read_text()
+        first = content.split(text)[0].count("\n") + 1
+        last = first + text.count("\n")
+        # No test takes a branch in a signature: then the whole function counts, or the file.
+        around = [
+            node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.FunctionDef)
+        ]
+        spans = [(node.lineno, node.end_lineno or 0) for node in around]
+        spans = sorted((end - begin, begin, end) for begin, end in spans if begin <= first <= end)
+        for begin, end in [(first, last), *((begin, end) for _, begin, end in spans), (1, 1 << 16)]:
+            if reaching := self._reaching(file, begin, end):
+                break
         about = {test for test in self.seconds if test.split("::")[0] in named}
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in about, function(test) not in needed, self.seconds[test]
 
         return sorted(reaching | about, key=order)
+
+    def _reaching(self, file: str, first: int, last: int) -> set[str]:
+        """Return the tests that take a branch from or to a line of a file."""
+        reaching, low = set(), np.uint64(0xFFFF)
+        for test, branches in self.branches.items():
+            here = branches[branches >> np.uint64(32) == np.uint64(zlib.crc32(file.encode()))]
+            ends = np.concatenate(((here >> np.uint64(16)) & low, here & low))
+            if ((ends >= first) & (ends <= last)).any():
+                reaching.add(test)
+        return reaching
 
 
 # --- the tests that notice a defect ---
@@ -242,6 +255,30 @@ def keep(row: Mapping[str, Any]) -> None:
     """Append a row to the store."""
     with (store() / "noticed.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def write_rooms(rooms: Mapping[str, str], rows: Mapping[str, dict[str, Any]]) -> None:
+    """Update the rows of some rooms in `RESULTS`.
+
+    Args:
+        rooms: the package of each defect.
+        rows: by defect, see `Watch.row`.
+    """
+    text = RESULTS.read_text() if RESULTS.is_file() else ""
+    lines = dict(re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.M))
+    for room in set(rooms.values()):
+        counts = [
+            min(len(set(map(function, rows[defect]["noticed_by"]))), 2)
+            for defect in rooms
+            if rooms[defect] == room
+        ]
+        numbers = [len(counts), *(counts.count(n) for n in (2, 1, 0))]
+        lines[room] = f" {' | '.join(map(str, numbers))} | {store().name} "
+    head = "# How many test functions notice each defect\n\n"
+    head += "By `python scripts/mutations.py --notice --write`; a row holds for its commit.\n\n"
+    head += "| room | defects | two or more | one | none | commit |\n|---|---|---|---|---|---|\n"
+    table = "".join(f"| `{room}` |{lines[room]}|\n" for room in sorted(lines))
+    RESULTS.write_text(head + table)
 
 
 def superfluous(reach: Reach, rows: Mapping[str, dict[str, Any]]) -> list[tuple[str, int]]:
