@@ -5,16 +5,7 @@ An `ignore` without an error, and an error without an `ignore`, fail `mypy`.
 
 from gymnasium.spaces import Box
 
-from lightning_rl import (
-    GRPO,
-    IQL,
-    PPO,
-    SAC,
-    ActorCritic,
-    NatureCNN,
-    SquashedActorCritic,
-    VLAPolicy,
-)
+from lightning_rl import GRPO, IQL, PPO, SAC, ActorCritic, NatureCNN, SquashedActorCritic, VLAPolicy
 
 
 def of_algorithms(policy: ActorCritic, critics: SquashedActorCritic) -> None:

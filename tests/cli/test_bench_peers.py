@@ -134,13 +134,12 @@ def test_a_block_of_iterations_is_shared_out_to_them_and_what_was_before_is_not(
     assert told["sps"] == pytest.approx(4 * 8 * 128 / 6.0)
 
 
-@pytest.mark.parametrize("workload", ["W4-8", "W4-pendulum"])
-def test_our_runner_trains_in_envs_of_the_framework(workload, common):
+def test_our_runner_trains_in_envs_of_the_framework(common):
     script = SCRIPTS / "peers" / "lightning_rl_ppo.py"
-    done = run_script(workload, "--warmup", "1", "--iterations", "1", program=script)
+    done = run_script("W4-8", "--warmup", "1", "--iterations", "1", program=script)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told["env_steps"] == common.WORKLOADS[workload].env_steps
+    assert told["env_steps"] == common.WORKLOADS["W4-8"].env_steps
     assert told["computing"]["stepping"] == "StepwiseStepper"
     assert told["start_cpu_seconds"] > 0
 

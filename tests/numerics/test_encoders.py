@@ -656,9 +656,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize(
-    "name", ["PPO, two encoders", "SAC", pytest.param("TD3, two encoders", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["PPO, two encoders", "SAC"])
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     eager, *_ = train(tmp_path / "eager", **settings(name))
     compiled, *_ = train(tmp_path / "compiled", **settings(name, compile=True))
@@ -668,7 +666,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["PPO", "PPO, a critic that knows more", "SAC"])
+@pytest.mark.parametrize("name", ["PPO, a critic that knows more", "SAC"])
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
     run = settings(name)

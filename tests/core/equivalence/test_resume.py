@@ -59,11 +59,10 @@ def test_resume_is_exact_for(name, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
-def test_resume_is_exact_for_mujoco(name, tmp_path):
+def test_resume_is_exact_for_mujoco(tmp_path):
     pytest.importorskip("mujoco")
     kwargs = {
-        "env": name,
+        "env": "Hopper-v5",
         "policy": {"normalize_observation": True},
         "model": {"normalize_reward": True, "clip_value_loss": True},
         "data": TWO_ENVS,
@@ -81,7 +80,7 @@ def whole(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("iteration", range(6))
+@pytest.mark.parametrize("iteration", [0, 4, 5])
 def test_resume_is_exact_from_every_iteration(iteration, tmp_path, whole):
     """In the middle of an epoch, at its last iteration, and at the last one of the budget."""
     if iteration == 5:  # nothing is left to do: the run ends as if nobody had asked it to

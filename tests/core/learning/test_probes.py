@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
+from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer
 from tests.algorithms import limit_is_failure
 from tests.callbacks import callback
 from tests.helpers import train
@@ -30,13 +30,10 @@ def observations(*values):
     return TensorDict({"observation": torch.tensor(values)[:, None]}, [len(values)])
 
 
-@pytest.mark.parametrize("delay", [1, 3])
-def test_the_critic_learns_the_value_of_an_observation(delay, tmp_path):
-    module = learn(tmp_path, lambda n: ValueProbe(n, delay), 40, gamma=0.9)
-    # the probe does not show how much time is left, so the value is that of a random moment of an episode
-    expected = sum(0.9**k for k in range(delay)) / delay
+def test_the_critic_learns_the_value_of_an_observation(tmp_path):
+    module = learn(tmp_path, ValueProbe, 40, gamma=0.9)
     value = module.policy.get_value(observations(1.0, -1.0))["value"]
-    assert value.tolist() == pytest.approx([expected, -expected], abs=0.1)
+    assert value.tolist() == pytest.approx([1.0, -1.0], abs=0.1)
 
 
 def test_the_actor_learns_which_action_is_asked_for(tmp_path):
@@ -47,13 +44,9 @@ def test_the_actor_learns_which_action_is_asked_for(tmp_path):
     assert probability.min() > 0.95
 
 
-@pytest.mark.parametrize("squash", [False, True])
-def test_the_actor_learns_a_continuous_action(squash, tmp_path):
+def test_the_actor_learns_a_continuous_action(tmp_path):
     module = learn(
-        tmp_path,
-        lambda n: ActionProbe(n, continuous=True),
-        40,
-        policy={"squash": squash, "log_std_init": -1.0},
+        tmp_path, lambda n: ActionProbe(n, continuous=True), 40, policy={"log_std_init": -1.0}
     )
     action = module.policy.get_action(observations(1.0, -1.0), deterministic=True)["action"]
     assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.1)
@@ -81,11 +74,8 @@ def stripes():
     return TensorDict({"observation": seen}, [2])
 
 
-@pytest.mark.parametrize(
-    "encoder", [EYE, partial(SpatialSoftmaxCNN, points=4, channels=(8,), kernels=(3,), normalize=True, strides=(1,))]
-)  # fmt: skip
-def test_the_actor_learns_from_pictures_which_action_is_asked_for(encoder, tmp_path):
-    module = learn(tmp_path, PictureProbe, 20, policy={"encoder": encoder})
+def test_the_actor_learns_from_pictures_which_action_is_asked_for(tmp_path):
+    module = learn(tmp_path, PictureProbe, 20, policy={"encoder": EYE})
     td = module.policy.get_action(stripes(), deterministic=True)
     assert td["action"].tolist() == [1, 0]
     assert module.policy.evaluate_actions(td)["sample_log_prob"].exp().min() > 0.9
@@ -153,13 +143,12 @@ def env_steps_until(tmp_path, env, seed, iterations):
     return stops.env_steps
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_a_mask_a_corridor_is_learnt_five_times_sooner(seed, tmp_path):
+def test_with_a_mask_a_corridor_is_learnt_five_times_sooner(tmp_path):
     """90 % of its actions do nothing; the settings are those of the other probes."""
-    masked = env_steps_until(tmp_path / "masked", MaskProbe, seed, 20)
+    masked = env_steps_until(tmp_path / "masked", MaskProbe, 1, 20)
     assert masked is not None
     budget = 5 * masked // 512
-    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), seed, budget)
+    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), 1, budget)
     assert without is None
 
 

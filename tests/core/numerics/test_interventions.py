@@ -247,7 +247,7 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
     assert_names(str(error.value), "Wrong", "executed_action", "[2, 1]", "[2, 2]")
 
 
-@pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
+@pytest.mark.parametrize("make", [KINDS["workers"], TorchHelped])
 def test_a_run_with_it_resumes_exactly(make, tmp_path):
     train(tmp_path / "whole", env=make, data=TWO_ENVS)
     stop_and_resume(tmp_path / "stopped", 3, env=make, data=TWO_ENVS)
