@@ -117,7 +117,7 @@ def again(source, observation):
 
 def test_what_is_to_be_recorded_again_is_in_no_dataset_and_does_not_count(tmp_path):
     results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, ScriptedSource(again))
-    assert [result.kept for result in results] == [False, True, False, True]
+    assert [result.is_saved for result in results] == [False, True, False, True]
     assert [float(episode.action[0, 1]) for episode in episodes] == [2 / 8, 4 / 8]
     for episode in episodes:
         check(episode)
@@ -140,7 +140,7 @@ gymnasium.register("InWordsOfGymHil-v0", in_words_of_gym_hil)
 def test_gym_hil_is_understood_and_extras_are_kept_by_name(tmp_path):
     env = GymnasiumEnv(1, "InWordsOfGymHil-v0", **GYM_HIL)
     results, episodes = recorded(tmp_path, env, 1, extra=["discrete_penalty"])
-    assert [result.kept for result in results] == [False, True]
+    assert [result.is_saved for result in results] == [False, True]
     assert episodes[0].success is True
     penalty = episodes[0].extra["discrete_penalty"]
     assert penalty.tolist() == [-0.25 * t for t in range(1, LENGTH + 1)]

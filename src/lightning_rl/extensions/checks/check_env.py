@@ -23,7 +23,7 @@ from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEn
 from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, env_factory, make_env
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import as_env_counts, first_choice, space_spec
-from lightning_rl.extensions.checks.play import ArraySeen, Play, RandomPolicy, random_actions
+from lightning_rl.extensions.checks.play import ArrayStatistics, Play, RandomPolicy, random_actions
 
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str
@@ -285,11 +285,11 @@ class EnvCheck:
             share = f"{play.interventions:,} of {play.env_steps:,} env steps"
             self.add("action", "ok", f"a person or a script intervened in {share}")
 
-    def _check_array(self, array: ArraySeen) -> None:
+    def _check_array(self, array: ArrayStatistics) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
         prefix = f"{name}: " if name else ""
         is_box = isinstance(array.space, gymnasium.spaces.Box)
-        value_range = f"seen {array.least.min():.4g} to {array.greatest.max():.4g}"
+        value_range = f"seen {array.minimum.min():.4g} to {array.maximum.max():.4g}"
         self.add(topic, "ok", f"{prefix}{described(array.space)}; {value_range}")
         if array.not_finite is not None:
             self.add(
@@ -386,7 +386,7 @@ class EnvCheck:
             )
         # An env that never changes has equal observations in any case.
         constant = all(array.still.all() for array in play.arrays.values())
-        if play.alike_ends and play.alike_ends == ends and not constant:
+        if play.stale_finals and play.stale_finals == ends and not constant:
             self.add(
                 *("episodes", "error"),
                 "info['final_obs'] is the first observation of the next episode, at each of "

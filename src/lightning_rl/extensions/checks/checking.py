@@ -149,13 +149,15 @@ class RunCheck(Callback):
         context = collector.context
         # As the run will act: with the env, the policy and the time limits of the collector.
         play = Play(env, context.policy, context.seed, seconds, MOST_STEPS, context.calls)
-        if play.beyond > 0:
+        if play.clipped_share > 0:
             low, high = bounds_of(env.single_action_space)
             self.add(
-                *("action", "warning" if play.beyond > 0.5 else "ok"),
-                f"{play.beyond:.0%} of the untrained policy's actions lie beyond the bounds "
+                *("action", "warning" if play.clipped_share > 0.5 else "ok"),
+                f"{play.clipped_share:.0%} of the untrained policy's actions lie beyond the bounds "
                 f"{np.min(low):.4g} to {np.max(high):.4g}, and are clipped",
-                "Leave rescale_action on, or lower log_std_init." if play.beyond > 0.5 else "",
+                "Leave rescale_action on, or lower log_std_init."
+                if play.clipped_share > 0.5
+                else "",
             )
         return play
 

@@ -73,7 +73,7 @@ class Play:
         policy: chooses the actions.
         seed: seed of the env and of the policy.
         seconds: approximate time; at least two steps and one rollout are played.
-        most_steps: maximum steps of each env.
+        max_steps: maximum steps of each env.
         calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
@@ -85,10 +85,10 @@ class Play:
         seconds: per action of all N envs: `env`, resets included, and `inference`.
         rewards: [N, steps] float64.
         truncated: number of episodes that were truncated and not terminated.
-        alike_ends: number of final observations equal to the next episode's first.
+        stale_finals: number of final observations equal to the next episode's first.
         reports: means of the rewards and metrics that the env reports, by name.
         interventions: steps of single envs with an intervention.
-        beyond: share of action values outside of the bounds of the space.
+        clipped_share: share of action values outside of the bounds of the space.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class Play:
         policy: Policy,
         seed: int,
         seconds: float,
-        most_steps: int,
+        max_steps: int,
         calls: PhaseTimer,
     ) -> None:
         until = time.perf_counter() + seconds
         self.max_episode_steps = env.max_episode_steps
         self.arrays = {
-            name: ArraySeen(name, space)
+            name: ArrayStatistics(name, space)
             for name, space in leaves_of_tree("observation", env.single_observation_space)
         }
-        self.steps = self.terminated = self.truncated = self.alike_ends = self.interventions = 0
+        self.steps = self.terminated = self.truncated = self.stale_finals = self.interventions = 0
         self._reported: dict[str, list[float]] = defaultdict(list)
         self._rewards: list[np.ndarray] = []
-        self._beyond: list[float] = []
+        self._clipped_shares: list[float] = []
         self._actions = env.single_action_space
         clock = Clock(policy.version.device)
         context = CollectorContext(env, policy, 1, seed, phase=clock, calls=calls)
@@ -119,10 +119,10 @@ class Play:
         # A rollout of one step measures the speed, which sets the length of the others.
         measured = collector.collect()
         length = int(seconds / ROLLOUTS / max(1e-9, sum(clock.spent.values())))
-        length = min(length, most_steps, ROLLOUT_STEPS, 2 * ROLLOUT_BYTES // measured.bytes())
+        length = min(length, max_steps, ROLLOUT_STEPS, 2 * ROLLOUT_BYTES // measured.bytes())
         # A new collector, because the length of its rollouts is fixed.
         collector = SyncCollector(replace(context, num_steps=max(1, length)))
-        while self.steps < most_steps and (self.steps == 0 or time.perf_counter() < until):
+        while self.steps < max_steps and (self.steps == 0 or time.perf_counter() < until):
             rollout = collector.collect()
             self._observe_rollout(rollout)
             for name, value in collector.reports.items():
@@ -133,7 +133,7 @@ class Play:
         self.seconds = {name: spent / (self.steps + 1) for name, spent in clock.spent.items()}
         self.rewards = np.concatenate(self._rewards, 1)
         self.reports = {name: float(np.mean(values)) for name, values in self._reported.items()}
-        self.beyond = float(np.mean(self._beyond))
+        self.clipped_share = float(np.mean(self._clipped_shares))
 
     def _observe_rollout(self, rollout: TensorDict) -> None:
         observed = dict(leaves_of_tree("observation", rollout.get("observation")))
@@ -151,9 +151,11 @@ class Play:
             actions = steps["action"].cpu().numpy()
             low, high = (np.asarray(bound, np.float64) for bound in bounds_of(self._actions))
             slack = SLACK * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
-            self._beyond.append(float(((actions < low - slack) | (actions > high + slack)).mean()))
+            self._clipped_shares.append(
+                float(((actions < low - slack) | (actions > high + slack)).mean())
+            )
         else:
-            self._beyond.append(0.0)
+            self._clipped_shares.append(0.0)
         rows, times = (steps["done"] & (steps["final_index"] > 0)).nonzero(as_tuple=True)
         if len(rows):
             finals = final_observations(rollout, rows, times)
@@ -162,10 +164,10 @@ class Play:
                 (final == observed[name][rows, times + 1]).view(len(rows), -1).all(1)
                 for name, final in leaves_of_tree("observation", finals)
             ]
-            self.alike_ends += int(torch.stack(alike).all(0).sum())
+            self.stale_finals += int(torch.stack(alike).all(0).sum())
 
 
-class ArraySeen:
+class ArrayStatistics:
     """Range of the values of one array of the observations.
 
     Args:
@@ -180,7 +182,7 @@ class ArraySeen:
     def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
         self.name, self.space = name, space
         self.shape, _ = space_spec(space)
-        self.least, self.greatest = np.full(self.shape, np.inf), np.full(self.shape, -np.inf)
+        self.minimum, self.maximum = np.full(self.shape, np.inf), np.full(self.shape, -np.inf)
         self.not_finite: str | None = None
 
     def add(self, values: np.ndarray) -> None:
@@ -191,8 +193,8 @@ class ArraySeen:
                 self.not_finite = f"{values[index]} in {self.place(index[1:])}"
             # `fmin` and `fmax` skip NaN.
             values = np.where(finite, values, np.nan)
-        self.least = np.fmin(self.least, np.fmin.reduce(values, 0))
-        self.greatest = np.fmax(self.greatest, np.fmax.reduce(values, 0))
+        self.minimum = np.fmin(self.minimum, np.fmin.reduce(values, 0))
+        self.maximum = np.fmax(self.maximum, np.fmax.reduce(values, 0))
 
     @property
     def outside(self) -> str | None:
@@ -200,8 +202,8 @@ class ArraySeen:
         low, high = (np.broadcast_to(bound, self.shape) for bound in bounds_of(self.space))
         excesses = []
         for name, bound, extreme, sign in (
-            ("below its low", low, self.least, -1.0),
-            ("above its high", high, self.greatest, 1.0),
+            ("below its low", low, self.minimum, -1.0),
+            ("above its high", high, self.maximum, 1.0),
         ):
             finite = np.isfinite(bound) & np.isfinite(extreme)
             # 0 instead of an infinite bound, because inf - inf is NaN.
@@ -216,13 +218,13 @@ class ArraySeen:
     @property
     def still(self) -> np.ndarray:
         """Elements that never changed, bool [*shape]."""
-        constant: np.ndarray = self.least >= self.greatest
+        constant: np.ndarray = self.minimum >= self.maximum
         return constant
 
     @property
     def largest(self) -> float:
         """The largest absolute value."""
-        extremes = np.abs([self.least, self.greatest])
+        extremes = np.abs([self.minimum, self.maximum])
         return float(extremes.max(where=np.isfinite(extremes), initial=0))
 
     def place(self, index: tuple[Any, ...]) -> str:

@@ -10,7 +10,7 @@ from lightning_rl.extensions.datasets.label import label_dataset as label_datase
 from lightning_rl.extensions.datasets.minari import write_minari as write_minari
 from lightning_rl.extensions.datasets.mixed_replay import MixedReplay as MixedReplay
 from lightning_rl.extensions.datasets.reader import read_episodes as read_episodes
-from lightning_rl.extensions.datasets.record import Recorded as Recorded
+from lightning_rl.extensions.datasets.record import RecordedEpisode as RecordedEpisode
 from lightning_rl.extensions.datasets.record import Recorder as Recorder
 from lightning_rl.extensions.datasets.replays import read_replay as read_replay
 from lightning_rl.extensions.datasets.replays import write_replay as write_replay

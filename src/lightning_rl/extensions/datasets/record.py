@@ -41,11 +41,11 @@ MOST_FRAMES_AHEAD = 32
 
 
 @dataclass
-class Recorded:
+class RecordedEpisode:
     """Result of one played episode.
 
     Attributes:
-        kept: whether the dataset holds the episode; otherwise record it again.
+        is_saved: whether the dataset holds the episode; otherwise record it again.
         steps: L.
         total: sum of the rewards.
         success: whether the episode succeeded; None if the env has never reported success.
@@ -53,7 +53,7 @@ class Recorded:
         missed: clock ticks that passed while a step was still running.
     """
 
-    kept: bool
+    is_saved: bool
     steps: int = 0
     total: float = 0.0
     success: bool | None = None
@@ -131,7 +131,7 @@ class Recorder:
         seed: int = 0,
         fps: float | None = None,
         max_steps: int | None = None,
-    ) -> Generator[Recorded]:
+    ) -> Generator[RecordedEpisode]:
         """Play until the dataset holds `episodes` new episodes; yield one result per episode.
 
         Args:
@@ -158,7 +158,7 @@ class Recorder:
                 missed = pace.missed
                 result = self._play(background, choose_for(played), maximum, lambda _: pace.wait())
                 result.missed = pace.missed - missed
-                kept_count, played = kept_count + result.kept, played + 1
+                kept_count, played = kept_count + result.is_saved, played + 1
                 yield result
 
     @torch.no_grad()
@@ -168,9 +168,9 @@ class Recorder:
         choose: ActionFunction,
         maximum: int,
         before_step: Callable[[int], None],
-    ) -> Recorded:
+    ) -> RecordedEpisode:
         self._choose, self.intervened = choose, False
-        result = Recorded(kept=True)
+        result = RecordedEpisode(is_saved=True)
         for t, _ in run_steps(self, self, maximum, before=before_step):
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
             self.intervened = bool(info[INTERVENED])
@@ -196,8 +196,8 @@ class Recorder:
             result.success = self._success(info)
             if result.success is None and self._ask and (event := self._ask()) is not None:
                 result.success, rerecord = event == "success", event == "rerecord"
-        result.kept = not rerecord
-        if result.kept:
+        result.is_saved = not rerecord
+        if result.is_saved:
             writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()

@@ -37,7 +37,7 @@ from lightning_rl.extend.policies import picture_keys
 from lightning_rl.extensions.datasets.ahead import ChunksAhead, single
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
-    Recorded,
+    RecordedEpisode,
     Recorder,
     neutral_action,
     script_action_function,
@@ -162,7 +162,7 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         interrupt.defer()
         with closing(played):  # ends all writes before the dataset is finalised
             for result in played:
-                kept_count += result.kept
+                kept_count += result.is_saved
                 tell(_line(result, kept_count, settings.episodes))
     finally:
         # No second Ctrl+C may interrupt the end of the dataset; the env stops first, as an arm may
@@ -248,7 +248,7 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
-def _line(result: Recorded, number: int, episodes: int) -> str:
+def _line(result: RecordedEpisode, number: int, episodes: int) -> str:
     words = [f"{result.steps} steps", f"return {result.total:.4g}"]
     if result.success is not None:
         words.append("success" if result.success else "failure")
@@ -256,7 +256,7 @@ def _line(result: Recorded, number: int, episodes: int) -> str:
         words.append(f"{result.intervened} steps by a person or a script")
     if result.missed:
         words.append(f"{result.missed} ticks missed: lower fps")
-    name = f"episode {number} of {episodes}" if result.kept else "to be recorded again"
+    name = f"episode {number} of {episodes}" if result.is_saved else "to be recorded again"
     return f"{name}: {', '.join(words)}"
 
 
