@@ -173,7 +173,7 @@ def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
 
 def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
     module = learn(tmp_path, corridor, batch_size=8, policy_delay=3)
-    assert {name: one.statistics.passed for name, one in module.objectives.items()} == {
+    assert {name: one.statistics.applied for name, one in module.objectives.items()} == {
         "critic": 300,
         "actor": 100,
         "alpha": 100,

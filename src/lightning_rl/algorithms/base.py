@@ -260,7 +260,7 @@ class Algorithm(LightningModule, ABC, Configurable):
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the run so far, over all objectives."""
-        return sum(objective.statistics.passed for objective in self.objectives.values())
+        return sum(objective.statistics.applied for objective in self.objectives.values())
 
     @property
     def skipped_steps(self) -> int:

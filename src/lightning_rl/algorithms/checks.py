@@ -214,7 +214,7 @@ def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> No
     unreached = [
         names[id(parameter)]
         for name, optimizer in optimizers.items()
-        if algorithm.objectives[name].statistics.passed > 0 and optimizer.state
+        if algorithm.objectives[name].statistics.applied > 0 and optimizer.state
         for parameter in algorithm.objectives[name].parameters
         if not names[id(parameter)].startswith("policy.")
         and not bool(optimizer.state.get(parameter, {"step": 0}).get("step", 1))

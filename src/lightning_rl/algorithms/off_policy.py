@@ -221,7 +221,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Number of updates of the run so far, including skipped ones."""
         # Every update steps the first objective; the others may have a delay.
         first = next(iter(self.objectives.values())).statistics
-        return first.passed + first.skipped + len(first)
+        return first.applied + first.skipped + len(first)
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return pairs of a target network and its source network."""

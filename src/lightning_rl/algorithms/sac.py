@@ -158,7 +158,7 @@ class SAC(SoftActorCritic):
             alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         # An override of `critic_outputs` may give the critics other actions than the actor draws.
         outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
-        next_q, probs = critic.least_value(next_outputs, minibatch.get("target_critics", None))
+        next_q, probs = critic.min_value(next_outputs, minibatch.get("target_critics", None))
         reward, discount = self.normalized_reward(minibatch["reward"]), minibatch["discount"]
         # Haarnoja et al. 2018, equations 2 and 3; the cost of entropy shifts each atom of
         # categorical critics. The discount is 0 after a termination, but not at a time limit.

@@ -90,7 +90,7 @@ class TD3(QAlgorithm):
             best = policy.best_unit(next_td, self.target_actor, features)
             action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
         outputs, next_outputs = self.critic_outputs(minibatch, for_critics, action)
-        next_q, probs = critic.least_value(next_outputs)
+        next_q, probs = critic.min_value(next_outputs)
         # Fujimoto et al. 2018, equation 10.
         target = self.normalized_reward(minibatch["reward"]) + minibatch["discount"] * next_q
         return critic.loss(outputs, target, probs)

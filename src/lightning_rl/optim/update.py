@@ -321,7 +321,7 @@ class UpdateStatistics:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.passed = self.skipped = self.in_a_row = 0
+        self.applied = self.skipped = self.in_a_row = 0
         self.exhausted = False
         self._names: list[str] = []
         self._rows: list[Tensor] = []
@@ -362,7 +362,7 @@ class UpdateStatistics:
         table = torch.stack(rows).cpu()
         finite = is_finite(table)
         for scalars, is_taken in zip(table, finite.tolist(), strict=True):
-            self.passed += is_taken
+            self.applied += is_taken
             self.skipped += not is_taken
             self.in_a_row = 0 if is_taken else self.in_a_row + 1
             self.exhausted |= self.in_a_row >= self.limit
@@ -388,11 +388,11 @@ class UpdateStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters."""
-        return {"passed": self.passed, "skipped": self.skipped, "in_a_row": self.in_a_row}
+        return {"passed": self.applied, "skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters."""
-        self.passed, self.skipped = state["passed"], state["skipped"]
+        self.applied, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
 
 

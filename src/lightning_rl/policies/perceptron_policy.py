@@ -66,7 +66,7 @@ class PerceptronPolicy(Policy):
 
     critic: Any  # a module, or None
     has_critic = False
-    keys_of_others: Sequence[str] = ()
+    keys_read_elsewhere: Sequence[str] = ()
     """Keys that a policy inside this one reads."""
     critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
 
@@ -137,7 +137,7 @@ class PerceptronPolicy(Policy):
         space = self.observation_space
         if not isinstance(space, gymnasium.spaces.Dict) or do_weights_follow():
             return  # earlier versions trained such policies
-        read = {*(self.actor_keys or ()), *(self.critic_keys or ()), *self.keys_of_others}
+        read = {*(self.actor_keys or ()), *(self.critic_keys or ()), *self.keys_read_elsewhere}
         unread = [key for key in space if key not in {*read, *self.ignore_keys, MASK}]
         require(
             not unread,

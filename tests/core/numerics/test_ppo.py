@@ -151,7 +151,7 @@ def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
             statistics.add(["loss", "grad_norm"], row)
         statistics.close()
         assert statistics.exhausted is exhausted
-    assert (statistics.passed, statistics.skipped) == (1, 5)
+    assert (statistics.applied, statistics.skipped) == (1, 5)
 
 
 def test_skipped_steps_leave_the_weights_finite(tmp_path):

@@ -350,7 +350,7 @@ class Updates(OffPolicyAlgorithm):
     def training_step(self, rollout, batch_idx):
         for _ in self.minibatches(rollout):
             self.each()
-            self.objectives[""].statistics.passed += 1
+            self.objectives[""].statistics.applied += 1
             with torch.no_grad():
                 self.policy.first.fill_(float(self.updates_done))
                 self.policy.last.fill_(float(self.updates_done))

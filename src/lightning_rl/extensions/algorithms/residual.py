@@ -77,7 +77,7 @@ class ResidualActorCritic(SquashedActorCritic):
         check_range("scale", scale, above=0, maximum=2)
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
         # Keys that only the base reads are no unread keys.
-        self.keys_of_others = tuple(getattr(frozen.acting_space, "spaces", ()))
+        self.keys_read_elsewhere = tuple(getattr(frozen.acting_space, "spaces", ()))
         make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)
         super().__init__(
             # The networks read the base's action next to the observation.

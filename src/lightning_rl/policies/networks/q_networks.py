@@ -184,7 +184,7 @@ class QEnsemble(nn.Module):
         outputs, next_outputs = self._pass(joined, True).chunk(2, dim=1)
         return outputs, next_outputs
 
-    def least_value(
+    def min_value(
         self, outputs: Tensor, subset: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the least of the critics' values [B], and None.
@@ -208,7 +208,7 @@ class QEnsemble(nn.Module):
 
         Args:
             outputs: [E, B, K], with gradients.
-            target: [B]; for categorical critics [K, B], computed from the atoms of `least_value`.
+            target: [B]; for categorical critics [K, B], computed from the atoms of `min_value`.
             probs: [B, K], of the atoms; None for values.
         """
         q = self.mean(outputs)
