@@ -175,7 +175,7 @@ class ArrayStatistics:
         space: space of one env: Box, Discrete, MultiDiscrete or MultiBinary.
 
     Attributes:
-        least, greatest: lowest and highest value of each element, finite values only.
+        minimum, maximum: lowest and highest value of each element, finite values only.
         not_finite: the first NaN or infinite value, with its index; or None.
     """
 
