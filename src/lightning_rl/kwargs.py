@@ -1,19 +1,12 @@
-"""Settings behind `**kwargs` of constructors, for editors and mypy: see the stub next to this file.
-
-When a program runs, they are `Any`: the parser of settings finds those of the base class itself.
-"""
+"""Settings behind `**kwargs`, for mypy and editors (see the stub); any when a program runs."""
 
 from typing import Any
+from typing import Union as Unpack  # `Union[Any]` is Any: the parser finds settings by itself
 
-
-class Unpack:
-    """`typing.Unpack` for type checkers; `Any` when a program runs."""
-
-    def __class_getitem__(cls, settings: Any) -> Any:
-        return Any
+__all__ = ["Unpack"]
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith("Kwargs"):
-        return Any
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if name.startswith("__"):  # the import system asks for `__path__`
+        raise AttributeError(name)
+    return Any

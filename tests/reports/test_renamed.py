@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 import lightning_rl
-from lightning_rl import NoiseActorCritic, PointMass, TermWrapper
+from lightning_rl import IQL, NoiseActorCritic, PointMass, TermWrapper
 from lightning_rl.checkpoints.registry import (
     OURS,
     RENAMED,
@@ -123,6 +123,7 @@ def test_a_parameter_of_a_term_is_translated_in_files_and_refused_in_python(path
     [
         (PointMass, "refreshed", "with_derived_entries"),
         (NoiseActorCritic, "replayed", "rollout_for_replay"),
+        (IQL, "value_here", "state_value"),
     ],
 )
 def test_a_hook_of_a_subclass_learns_its_present_name(base, earlier, present):
