@@ -20,6 +20,7 @@ from lightning_rl.extensions.managers.term import (
     Termination,
 )
 from lightning_rl.extensions.mujoco.env import Backend
+from lightning_rl.extensions.teleoperation.devices import Neutral
 from lightning_rl.optim.update import OptimizerFactory
 from lightning_rl.policies.networks.encoders import EncoderFactory
 from lightning_rl.policies.networks.memory import MemoryFactory
@@ -170,7 +171,7 @@ class GRPOKwargs(TypedDict, total=False):
 
 class GamepadKwargs(TypedDict, total=False):
     speed: float
-    neutral: list[float] | None
+    neutral: Neutral
 
 class GripperActorCriticKwargs(TypedDict, total=False):
     log_std_bounds: tuple[float, float]
@@ -248,7 +249,7 @@ class ImpalaCNNKwargs(TypedDict, total=False):
 
 class KeyboardKwargs(TypedDict, total=False):
     speed: float
-    neutral: list[float] | None
+    neutral: Neutral
 
 class LeRobotPolicyKwargs(TypedDict, total=False):
     value_hidden_size: int
@@ -445,7 +446,7 @@ class SHACKwargs(TypedDict, total=False):
 
 class SpaceMouseKwargs(TypedDict, total=False):
     speed: float
-    neutral: list[float] | None
+    neutral: Neutral
 
 class SpatialSoftmaxCNNKwargs(TypedDict, total=False):
     normalize: bool
