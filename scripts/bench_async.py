@@ -223,18 +223,10 @@ def cpu_bound(iterations: int) -> Row:
 
     def run(collector: str, work_ms: float, iterations: int = iterations) -> Row:
         env = partial(
-            GymnasiumEnv,
-            id="Computing-v0",
-            env_kwargs={"work_ms": work_ms},
-            vectorization="async",
+            GymnasiumEnv, id="Computing-v0", env_kwargs={"work_ms": work_ms}, vectorization="async"
         )
         return train(
-            collector,
-            env=env,
-            num_envs=1,
-            steps=steps,
-            iterations=iterations,
-            settings=settings,
+            collector, env=env, num_envs=1, steps=steps, iterations=iterations, settings=settings
         )
 
     first = run("sync", 0.0, 10)  # seconds per iteration

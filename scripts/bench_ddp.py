@@ -80,12 +80,7 @@ def launch(workload: str, processes: int, repeat: int, args: argparse.Namespace)
     """Run one workload on some processes; return the measurements of rank 0."""
     busy = load()
     (found,) = results([start(workload, processes, args)])
-    return found | {
-        "workload": workload,
-        "processes": processes,
-        "repeat": repeat,
-        "load": busy,
-    }
+    return found | {"workload": workload, "processes": processes, "repeat": repeat, "load": busy}
 
 
 def apart(workload: str, processes: int, args: argparse.Namespace) -> float:
@@ -201,10 +196,7 @@ def work(args: argparse.Namespace) -> None:
         iterations_per_epoch=total,
     )
     policy = ActorCritic(
-        data.observation_space,
-        data.action_space,
-        workload.hidden,
-        activation=workload.activation,
+        data.observation_space, data.action_space, workload.hidden, activation=workload.activation
     )
     model = PPO(
         policy,

@@ -257,12 +257,7 @@ def run(
     try:
         with tempfile.TemporaryDirectory() as scratch:  # MuJoCo writes a log there
             done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                env=env,
-                cwd=scratch,
-                timeout=args.timeout,
+                command, capture_output=True, text=True, env=env, cwd=scratch, timeout=args.timeout
             )
         if done.returncode != 0:
             raise RuntimeError(last_lines(done.stderr))
@@ -305,7 +300,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         "and of ratios within a repeat; range of env steps/s in brackets. Collect and update are "
         "seconds per iteration; start-up is the time from the launch of the process to its first "
         "iteration, which also compiles; a start is all CPU time of the process to the end of its "
-        "first iteration.",
+        "first iteration."
     ]
     for key in dict.fromkeys(row["key"] for row in runs):
         rows = [row for row in runs if row["key"] == key]
@@ -395,11 +390,7 @@ def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
     compiling = median(rows, name, "compile_seconds")
     if compiling is None and first is not None and uncompiled is not None:
         compiling = first - uncompiled
-    return {
-        "first start": first,
-        "second start": seconds(name, False),
-        "compiling": compiling,
-    }
+    return {"first start": first, "second start": seconds(name, False), "compiling": compiling}
 
 
 def computing(rows: list[dict[str, Any]]) -> list[str]:

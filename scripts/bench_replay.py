@@ -3,7 +3,7 @@
 One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
 1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
 64; minibatches of 256 of pictures and of features, next to which an update can be timed
-(`bench_pictures.py`); then the memory, and of 200,000 images of 64x64x3 on disk (unless
+(`charts/SPS_update`); then the memory, and of 200,000 images of 64x64x3 on disk (unless
 `--pictures 0`).
 """
 

@@ -113,8 +113,8 @@ vla)
   python scripts/two_doors.py --seeds 1 2 3
   ;;
 recap)
-  python scripts/recap_doors.py outputs/doors
-  python scripts/recap_blocks.py outputs/blocks
+  python scripts/recap.py doors outputs/doors
+  python scripts/recap.py blocks outputs/blocks --seeds 1 2 3
   ;;
 robots)
   row robots $RETURN ppo_quadruped.yaml 20 "1 2 3"

@@ -81,12 +81,7 @@ def fit(findings: Findings, config: str, settings: dict[str, Any]) -> Watch:
 
 
 def judge(
-    findings: Findings,
-    name: str,
-    run: Watch,
-    metric: str,
-    least: float,
-    most: float | None = None,
+    findings: Findings, name: str, run: Watch, metric: str, least: float, most: float | None = None
 ) -> None:
     evaluation = run.module.evaluation
     found = evaluation[metric]

@@ -101,10 +101,7 @@ def _runs(
     runs = {
         "PPO": named(f"PPO replayed{suffix}", data=replayed, model=batch),
         "GRPO": named(
-            f"GRPO replayed{suffix}",
-            algorithm=GRPO,
-            data=replayed,
-            model=batch | {"group_size": 4},
+            f"GRPO replayed{suffix}", algorithm=GRPO, data=replayed, model=batch | {"group_size": 4}
         ),
     }
     if findings.device == "cuda" or not findings.small:

@@ -11,13 +11,7 @@ from common import SAC_LEARNING_STARTS, Clock, parse
 from lightning.pytorch import seed_everything
 from lightning_rl_ppo import PendulumEnv, train_and_report
 
-from lightning_rl import (
-    SAC,
-    GymnasiumEnv,
-    ReplayBuffer,
-    RLDataModule,
-    SquashedActorCritic,
-)
+from lightning_rl import SAC, GymnasiumEnv, ReplayBuffer, RLDataModule, SquashedActorCritic
 
 
 def main() -> None:
