@@ -600,7 +600,8 @@ def test_what_rounds_cannot_use_is_refused_before_they_train(
 
 def test_the_code_of_a_base_is_not_imported_without_trust(whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("doors.yaml").write_text(CONFIG)
+    for file, text in {"doors.yaml": CONFIG, "value.yaml": VALUE}.items():
+        Path(file).write_text(text)
     content = load(last(whole / "whole" / "base"))
     content["rl_config"] = content["rl_config"].replace(".ConditionedPolicy", ".Stranger")
     torch.save(content, "sent.ckpt")
