@@ -1213,8 +1213,8 @@ MUTATIONS = (
     Mutation(
         "envs/watch.py",
         "quick calls add up until the last of them counts as hung",
-        "if not runs or state != call.state or _is_debugged(call.thread):",
-        "if not runs or _is_debugged(call.thread):",
+        "if not runs or state != call.state or is_debugged(call.thread):",
+        "if not runs or is_debugged(call.thread):",
         "core/faults/test_hangs.py",
     ),
     Mutation(

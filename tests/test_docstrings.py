@@ -36,6 +36,7 @@ INTERNAL = (
     "envs/chunk_wrapper.py",
     "envs/torch/counter_random.py",
     "envs/watch.py",
+    "envs/hanging.py",
     *(f"extensions/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
     *(f"extensions/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "extensions/simulators/simulator_events.py",

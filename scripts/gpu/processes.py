@@ -24,8 +24,8 @@ from tensordict import TensorDict
 from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube
+from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.collectors import Collector, CollectorContext, SyncCollector
-from lightning_rl.rollout.contract import rollout_from, rollout_state
 from lightning_rl.system import ranks
 
 RECORDED, STEPS, ITERATIONS = 16, 16, 3

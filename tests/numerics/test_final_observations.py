@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
+from lightning_rl.buffers.segments import copy_rollout, rollout_from, rollout_state
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     FinalObservations,
@@ -16,13 +17,10 @@ from lightning_rl.rollout.contract import (
     allocate_rollout,
     check_finite,
     clear_final_observations,
-    copy_rollout,
     final_observations,
     final_storage,
     map_tree,
     next_observations,
-    rollout_from,
-    rollout_state,
 )
 from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector

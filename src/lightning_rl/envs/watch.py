@@ -1,17 +1,15 @@
 """Detect envs that hang: report env, call and stack; end the call or the process."""
 
-import sys
 import threading
 import time
-import traceback
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import FrameType, TracebackType
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import torch
 
+from lightning_rl.envs.hanging import awaited, is_debugged, stack_in_env
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.system.process import end_process, exit_of_env, restore_default_dtype
@@ -25,40 +23,9 @@ IDLE_TICKS = 3
 GRACE_SECONDS = 3.0
 """Time for a call to return after its processes were killed."""
 
-OF_ENVS = ("lightning_rl.envs", "lightning_rl.rollout", "lightning_rl.system")
-"""Modules of this package between caller and env."""
-
-DEBUGGERS = ("bdb", "pydevd", "_pydevd")
-"""Module prefixes of debuggers, which run while a person inspects a stopped thread."""
-
 
 class EnvTimeoutError(EnvFaultError):
     """An env did not respond within `data.env_timeout_s`; the message contains its stack."""
-
-
-class EnvProcesses(Protocol):
-    """Processes of envs that a thread waits for; see `waiting_for`."""
-
-    def stacks(self) -> str:
-        """Return the stacks of the processes that are in their envs."""
-
-    def kill(self) -> None:
-        """Kill all processes."""
-
-
-_awaited: dict[int, EnvProcesses] = {}
-"""Processes that a thread waits for, by the thread's identifier."""
-
-
-@contextmanager
-def waiting_for(processes: EnvProcesses) -> Iterator[None]:
-    """Mark that this thread waits for processes, which the watch may kill."""
-    thread = threading.get_ident()
-    _awaited[thread] = processes  # a dict write is atomic, so no lock
-    try:
-        yield
-    finally:
-        del _awaited[thread]
 
 
 class EnvWatch:
@@ -156,7 +123,7 @@ class EnvWatch:
             # Another count of calls, or progress within a long one, means that nothing hangs.
             state, runs = (call.began, progress), call.ended != call.began
             is_called |= runs or state != call.state
-            if not runs or state != call.state or _is_debugged(call.thread):
+            if not runs or state != call.state or is_debugged(call.thread):
                 call.state, call.spent = state, 0.0
             else:
                 call.spent += passed
@@ -166,8 +133,8 @@ class EnvWatch:
 
     def _end(self, call: "_Call") -> None:
         """Kill the processes of a call. If it has none, fail the rollout, or exit."""
-        processes = _awaited.get(call.thread)
-        stacks = _stack_in_env(call.thread) if processes is None else processes.stacks()
+        processes = awaited.get(call.thread)
+        stacks = stack_in_env(call.thread) if processes is None else processes.stacks()
         env = self.env()
         call.error = error = EnvTimeoutError(
             f"The {self._num_envs} envs of {self.owner}{'' if env is None else _name(env)} hung: "
@@ -230,29 +197,3 @@ class _Call:
 def _name(env: VectorEnv) -> str:
     id = getattr(env, "id", None)
     return f" ({type(env).__name__}{f' {id!r}' if id else ''})"
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _frames_of(thread: int) -> list[FrameType]:
-    frame = sys._current_frames().get(thread)
-    return [] if frame is None else [inner for inner, _ in traceback.walk_stack(frame)]
-
-
-def _stack_in_env(thread: int) -> str:
-    """Return the stack of a thread below its call into the env."""
-    frames = _frames_of(thread)
-    outside = (
-        depth
-        for depth, frame in enumerate(frames)
-        if _module(frame).startswith("lightning_rl.") and not _module(frame).startswith(OF_ENVS)
-    )
-    inner = frames[: next(outside, None)] or frames
-    walk = ((frame, frame.f_lineno) for frame in reversed(inner))
-    return "".join(traceback.StackSummary.extract(walk).format())
-
-
-def _is_debugged(thread: int) -> bool:
-    return any(_module(frame).startswith(DEBUGGERS) for frame in _frames_of(thread))

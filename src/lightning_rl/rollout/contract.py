@@ -490,34 +490,6 @@ def next_observations(rollout: TensorDict) -> Any:
     return after(rollout.get("observation"), final_observations(rollout, rows, steps))
 
 
-def rollout_state(rollout: TensorDict) -> dict[str, Any]:
-    """Return a copy of a rollout [N, T+1] as dicts of tensors, for a file without pickles."""
-    # Without the object that the rollout holds, which a file without pickles cannot store.
-    fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
-    device = rollout["final_index"].device
-    # Only the rows in use: the allocated ones may be many times as many.
-    finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
-    return fields | {"final_observation": finals}
-
-
-def rollout_from(state: Mapping[str, Any]) -> TensorDict:
-    """Return the rollout [N, T+1] of a `rollout_state`."""
-    fields = {key: value for key, value in state.items() if key != "final_observation"}
-    rollout = TensorDict(fields, fields["reward"].shape)
-    rollout.set_non_tensor("final_observation", FinalObservations(state["final_observation"]))
-    return rollout
-
-
-def copy_rollout(target: TensorDict, source: TensorDict) -> None:
-    """Copy a rollout [N, T+1] into the storage of another one [N, T+1] with the same fields."""
-    copy_tree(target.exclude("final_observation"), source)
-    storage, source_storage = final_storage(target), final_storage(source)
-    storage.clear()
-    # Both number their rows from 1, so the copied `final_index` stays right.
-    storage.add(source_storage.count)
-    copy_tree(storage.in_use(), source_storage.in_use())
-
-
 def check_time(rollout: TensorDict) -> None:
     """Check for the batch shape [N, T+1], which a flattened rollout lacks.
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import ActorCritic
+from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.collectors import SyncCollector, evaluation
 from lightning_rl.collectors.evaluation import (
     EpisodeSeeds,
@@ -20,13 +21,7 @@ from lightning_rl.collectors.evaluation import (
 )
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import GymnasiumEnv, VectorEnv
-from lightning_rl.rollout.contract import (
-    allocate_rollout,
-    next_observations,
-    rollout_from,
-    rollout_state,
-    validate,
-)
+from lightning_rl.rollout.contract import allocate_rollout, next_observations, validate
 from lightning_rl.training.data import RolloutDataset
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, collect_into, make_collector

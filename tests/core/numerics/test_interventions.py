@@ -17,7 +17,8 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.rollout.contract import next_observations, rollout_state
+from lightning_rl.buffers.segments import rollout_state
+from lightning_rl.rollout.contract import next_observations
 from lightning_rl.system.errors import ConfigurationError
 from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.envs import ScriptedEnv, ScriptedVector

@@ -20,8 +20,8 @@ from gymnasium.vector import AsyncVectorEnv, async_vector_env
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.gymnasium.replay import seed_globals
+from lightning_rl.envs.hanging import waiting_for
 from lightning_rl.envs.infos import InfoReader
-from lightning_rl.envs.watch import waiting_for
 from lightning_rl.system.process import exit_of_env
 from lightning_rl.system.signals import handle_signals
 
