@@ -88,6 +88,7 @@ from lightning_rl.extensions.algorithms.steering import (
 from lightning_rl.extensions.algorithms.steering import (
     SteeredActorCritic as SteeredActorCritic,
 )
+from lightning_rl.extensions.algorithms.symmetry import SymmetricPPO as SymmetricPPO
 from lightning_rl.extensions.checks.check_env import (
     check_env as check_env,
 )

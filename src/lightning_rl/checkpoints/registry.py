@@ -73,7 +73,7 @@ _TABLE = {
     "model": (
         "Algorithm",
         "APG AWAC BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL NoiseSAC PPO "
-        "RewardClassifier SAC SHAC TD3 ValueFit",
+        "RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),

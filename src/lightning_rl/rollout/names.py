@@ -8,6 +8,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.system.errors import require
 
+SHOWN = 8
+"""Names of a space that messages show."""
+
 
 class NamedBox(gymnasium.spaces.Box):
     """A Box with names for an axis, the last or the first; a Box without names may equal it."""
@@ -21,7 +24,8 @@ class NamedBox(gymnasium.spaces.Box):
         return super().__eq__(other) and names_of(other, self.axis) in ((), self.names)
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()} of {', '.join(self.names)}"
+        more = ", ..." if len(self.names) > SHOWN else ""
+        return f"{super().__repr__()} of {', '.join(self.names[:SHOWN])}{more}"
 
 
 def names_of(space: gymnasium.Space[Any] | None, axis: int = -1) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.extend.errors import EnvFaultError, check_range, require
+from lightning_rl.extend.spaces import named
 from lightning_rl.extensions.managers.term import BoundTerm, Observation
 from lightning_rl.extensions.managers.view import EnvView
 
@@ -27,6 +28,7 @@ class Observations:
 
     def __init__(self, groups: Mapping[str, Mapping[str, Observation]], owner: str) -> None:
         self.groups: dict[str, list[_Channel]] = {}
+        self._names: dict[str, list[str]] = {}
         for group, terms in groups.items():
             require(bool(terms), f"{owner}: the observation group '{group}' has no terms.")
             self.groups[group] = [
@@ -39,6 +41,10 @@ class Observations:
     def compute(self, env: EnvView) -> None:
         for group, channels in self.groups.items():
             parts = [channel.value(env) for channel in channels]
+            # Once, at the first start: a term's numbers are called by its name and an index.
+            if env.at_reset and group not in self._names:
+                sizes = {c.name: part[0].numel() for c, part in zip(channels, parts, strict=True)}
+                self._names[group] = [f"{name}/{i}" for name in sizes for i in range(sizes[name])]
             # A single term keeps its shape, for pictures; several are flattened and joined.
             if len(parts) > 1 or parts[0].dim() == 1:
                 parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
@@ -52,7 +58,8 @@ class Observations:
 
     def space(self, state: TensorDict) -> gymnasium.Space[Any]:
         spaces: dict[str, gymnasium.Space[Any]] = {
-            group: _space_of(state[PREFIX + group]) for group in self.groups
+            group: named(_space_of(state[PREFIX + group]), self._names[group])
+            for group in self.groups
         }
         return next(iter(spaces.values())) if len(spaces) == 1 else gymnasium.spaces.Dict(spaces)
 
@@ -66,7 +73,7 @@ def _space_of(value: Tensor) -> gymnasium.spaces.Box:
 
 class _Channel:
     def __init__(self, term: Observation, kind: str, name: str, owner: str) -> None:
-        self.term = BoundTerm(term, kind, name, owner)
+        self.term, self.name = BoundTerm(term, kind, name, owner), name
         label = self.term.label
         self.settings, self.history = term, term.history or 1
         check_range(f"{label}: history", self.history, minimum=1)
