@@ -181,10 +181,10 @@ class SignedPermutation(nn.Module):
                 f"{place}: mirrored twice, number {i} is not itself: it comes from {j} with the "
                 f"sign {sign:+g}, and {j} from {sources[j][0]} with {sources[j][1]:+g}.",
             )
-        index, sign = zip(*sources, strict=True)
+        index, signs = zip(*sources, strict=True)
         # Not in checkpoints: the config says it.
         self.register_buffer("index", torch.tensor(index), persistent=False)
-        self.register_buffer("sign", torch.tensor(sign), persistent=False)
+        self.register_buffer("sign", torch.tensor(signs), persistent=False)
 
     def forward(self, vector: Tensor) -> Tensor:
         """Return the mirrored vectors [..., D]."""
