@@ -72,14 +72,15 @@ _POLICIES = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "APG AWAC BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL NoiseSAC PPO "
-        "RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
+        "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC GRPO GripperSAC IQL "
+        "NoiseSAC PPO RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "base": _POLICIES,
     "encoder": _ENCODERS,
     "critic_encoder": _ENCODERS,
+    "curiosity": ("RandomNetworkDistillation", "RandomNetworkDistillation"),
     "memory": ("Memory", "GRU LSTM"),
     "env": _ENVS,
     "eval_env": _ENVS,

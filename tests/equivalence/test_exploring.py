@@ -1,0 +1,54 @@
+"""Mirrored samples and curiosity meet compiled updates, resume and the background; two ranks are in ddp_runs.py."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from lightning_rl import CuriousPPO, CuriousSAC, ReplayBuffer, SymmetricPPO
+from tests.core.equivalence.test_resume import stop_and_resume
+from tests.equivalence.test_async import assert_same_training, background
+from tests.helpers import assert_same_run, scalars, train
+
+RUN = {
+    "env": "Pendulum-v1",
+    "data": {"buffer_size": 40, "total_env_steps": 4 * 40 * 6},  # 200 steps are an episode
+    "policy": {"normalize_observation": True},
+}
+MODELS = {
+    "train/mirror_loss": {
+        "algorithm": SymmetricPPO,
+        "joints": {"0": "-0"},
+        "observation": {"height": [1], "side": [-1], "speed": [-1]},
+        "mirror_loss_coef": 0.5,
+    },
+    "train/curiosity_loss": {"algorithm": CuriousPPO, "normalize_reward": True},
+    "rewards/curiosity": {"algorithm": CuriousSAC, "updates_per_env_step": 0.1},
+}
+"""By a curve that only they have."""
+
+
+def run_of(curve, **model):
+    replay = {"replay": partial(ReplayBuffer, capacity=500)} if "SAC" in str(MODELS[curve]) else {}
+    return RUN | {"model": MODELS[curve] | model, "data": RUN["data"] | replay}
+
+
+@pytest.mark.parametrize("curve", MODELS)
+def test_in_the_background_and_stopped_they_end_as_uninterrupted(curve, tmp_path):
+    run = run_of(curve)
+    train(tmp_path / "whole", **run)
+    train(tmp_path / "background", **run | {"data": run["data"] | {"collector": background(0)}})
+    assert_same_training(tmp_path / "whole", tmp_path / "background")
+    stop_and_resume(tmp_path / "stopped", 3, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert all(value > 0 for _, value in scalars(tmp_path / "whole")[curve])
+
+
+@pytest.mark.parametrize("curve", MODELS)
+def test_compiled_they_follow_the_eager_run(curve, tmp_path, traced_only):
+    eager, *_ = train(tmp_path / "eager", **run_of(curve))
+    compiled, *_ = train(tmp_path / "compiled", **run_of(curve, compile=True))
+    assert any(key[1] == "loss" for key in compiled.learner.graphs._compiled)
+    for key, value in eager.state_dict().items():
+        if torch.is_tensor(value):
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
