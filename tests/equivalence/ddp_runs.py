@@ -64,6 +64,8 @@ from tests.arms import helped_arm, mixed
 from tests.callbacks import callback, signal_at
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_exploring import MODELS as EXPLORING
+from tests.equivalence.test_exploring import run_of as exploring
 from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
 from tests.golden.make_lerobot import fill
@@ -676,6 +678,9 @@ def main(directory):
     run("own", **ALL | own, trainer=EVALUATED)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
         run(name, **settings | {"data": settings["data"] | FIVE | {"total_env_steps": 256}})
+    for curve in EXPLORING:
+        settings = exploring(curve)
+        run(curve, **settings | {"data": settings["data"] | FIVE | {"buffer_size": 16}})
     taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}
     taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
     run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})

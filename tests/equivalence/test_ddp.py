@@ -20,6 +20,7 @@ from tests.equivalence.ddp_runs import (
     same_rollouts,
     same_segments,
 )
+from tests.equivalence.test_exploring import MODELS as EXPLORING
 from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 from tests.messages import assert_names, refused
 
@@ -291,8 +292,8 @@ def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_ow
     assert torch.cat(frictions).unique().numel() == 4
 
 
-@pytest.mark.parametrize("name", ["mujoco", "taught"])
-def test_worlds_of_mujoco_and_a_student_with_a_replay_keep_ranks_equal(name, ranks):
+@pytest.mark.parametrize("name", ["mujoco", "taught", *EXPLORING])
+def test_worlds_of_mujoco_a_student_mirrors_and_curiosity_keep_ranks_equal(name, ranks):
     assert both(ranks, name, "error") == [None, None]
     assert_same(*both(ranks, name, "state"))
 
