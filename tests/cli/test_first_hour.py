@@ -42,7 +42,7 @@ TYPED = {
     PPO + "--headless true": ["headless", "none here", "rl-cli play"],
     PPO + "--load_run 2026-01-01": ["load_run", "--ckpt_path"],
     PPO + "--model.policy.rnn_hidden_dim 256": ["rnn_hidden_dim", "model.policy.memory.size"],
-    PPO + "--model.rnd_cfg x": ["rnd_cfg", "none here", "random network distillation"],
+    PPO + "--model.rnd_cfg x": ["rnd_cfg", "CuriousPPO", "RandomNetworkDistillation"],
     PPO + "--data.env RslRlVecEnvWrapper": ["RslRlVecEnvWrapper", "TensorSimulator", "RslRlVecEnv"],
     # LeRobot
     PPO + "--policy.type act": ["policy.type", "model.policy", "LeRobotPolicy"],

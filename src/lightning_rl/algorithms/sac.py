@@ -38,7 +38,7 @@ class SoftActorCritic(QAlgorithm):
     """
 
     undelayed_objectives: tuple[str, ...] = ("critic",)
-    """The objectives of every update; every `policy_delay`-th has `delayed_objectives`."""
+    """The objectives of every update; every `policy_delay`-th update has all objectives."""
 
     actor_forwarded_scalars: tuple[str, ...] = ("entropy",)
     """Scalars of the actor's loss that the temperature's loss reads, see `objective`."""
@@ -83,14 +83,9 @@ class SoftActorCritic(QAlgorithm):
             # Counted over the run, so that a resumed run keeps the turn of the actor.
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             self.update_in_turn(
-                minibatch, *(self.delayed_objectives if with_actor else self.undelayed_objectives)
+                minibatch, *(self.objectives if with_actor else self.undelayed_objectives)
             )
         self.finish_iteration(rollout)
-
-    @property
-    def delayed_objectives(self) -> tuple[str, ...]:
-        """The objectives of every `policy_delay`-th update: by default all."""
-        return tuple(self.objectives)
 
     def noise_fields(self, count: int) -> dict[str, Tensor]:
         if self.num_target_critics is None:

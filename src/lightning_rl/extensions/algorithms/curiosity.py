@@ -200,10 +200,9 @@ class CuriousSAC(Curious, SAC):
         kwargs: see `SAC`.
     """
 
-    @property
-    def delayed_objectives(self) -> tuple[str, ...]:
+    def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
         # Curiosity learns from rollouts, not from minibatches of the replay.
-        return tuple(name for name in super().delayed_objectives if name != "curiosity")
+        super().update_in_turn(minibatch, *(name for name in objectives if name != "curiosity"))
 
 
 def _state_of(

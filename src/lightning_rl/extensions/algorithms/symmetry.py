@@ -117,6 +117,9 @@ class Mirror(nn.Module):
     Args:
         policy: its spaces have the sizes and names.
         joints, observation: see `SymmetricPPO`.
+
+    Raises:
+        ConfigurationError: see `SymmetricPPO`.
     """
 
     def __init__(
