@@ -69,6 +69,15 @@ class BehaviorCloningKwargs(TypedDict, total=False):
     max_nonfinite_steps: int
     compile: Setting
 
+class CuriousKwargs(TypedDict, total=False):
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear"]
+    batch_size: int
+    max_grad_norm: float | None
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
+
 class DQNKwargs(TypedDict, total=False):
     batch_size: int
     gamma: float
@@ -481,6 +490,31 @@ class SteeredActorCriticKwargs(TypedDict, total=False):
     activation: str
     num_critics: int
     trust_code: bool
+
+class SymmetricPPOKwargs(TypedDict, total=False):
+    gae_lambda: float
+    clip_coef: float
+    clip_value_loss: bool
+    normalize_advantage: Literal["minibatch", "rollout", "off", False]
+    ent_coef: float
+    vf_coef: float
+    critic_warmup_iterations: int
+    lr_schedule: Literal["constant", "linear", "adaptive"]
+    desired_kl: float
+    n_epochs: int
+    batch_size: int
+    gamma: float
+    normalize_reward: bool
+    target_kl: float | None
+    off_policy_correction: Correction
+    behavior_weight_cap: float
+    sequence_length: SequenceLength
+    burn_in: int
+    learning_rate: float
+    max_grad_norm: float | None
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
 
 class TD3Kwargs(TypedDict, total=False):
     critic_learning_rate: float | None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_rl import PPO, ConfigurationError, Policy
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.spaces import names_of
+from lightning_rl.kwargs import SymmetricPPOKwargs, Unpack
 
 SIDES = {"left": "right", "l": "r", "fl": "fr", "hl": "hr", "rl": "rr"}
 """Parts of joint names: on the left, and on the right."""
@@ -63,7 +64,7 @@ class SymmetricPPO(PPO):
         observation: Mapping[str, Any],
         augmentation: bool = True,
         mirror_loss_coef: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[SymmetricPPOKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
         check_range("mirror_loss_coef", mirror_loss_coef, minimum=0)
