@@ -239,6 +239,12 @@ def test_what_both_refuse_both_refuse_alike():
         "--modl=3",
         "--data.num_env=3",
         "--model.policy=MlpPolicy",
+        "--model.gamma=much",
+        "--data.num_envs=eight",
+        "--trainer.video.fps=fast",
+        "--model.lr_schedule=cosine",
+        "--data.env.vectorization=parallel",
+        "--model.normalize_reward=maybe",
     ):
         arguments = ["fit", f"--config={shipped_configs()['ppo.yaml']}", typed]
         with pytest.raises(UsageError) as full:

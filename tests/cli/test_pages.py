@@ -22,13 +22,14 @@ from lightning.pytorch import Trainer
 from torch.distributed.run import parse_args
 
 import lightning_rl
-from lightning_rl import CustomVLA
+from lightning_rl import CustomVLA, EpisodeWriter, LeRobotPolicy
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, free_port
+from tests.golden.make_lerobot import fill
 from tests.helpers import assert_same_run, last, newest, uncompiled_traces
 from tests.markdown import blocks
 from tests.messages import assert_names
@@ -349,6 +350,13 @@ def test_the_extras_that_are_installed_are_there():
             assert set(names.split(",")) <= set(extras), names
 
 
+def test_the_package_is_installed_from_its_checkout():
+    """It is on no registry: `lightning-rl[mujoco]` would be another package."""
+    files = [path for folder in ("src", "configs", "docs") for path in (ROOT / folder).rglob("*.*")]
+    texts = (path for path in files if path.suffix in (".py", ".yaml", ".md"))
+    assert not [path for path in texts if "'lightning-rl[" in path.read_text()]
+
+
 def is_run_on_its_page(block):
     return block.file and any(is_run(c) and block.file in c for c in COMMANDS)
 
@@ -378,6 +386,61 @@ def test_what_is_configured_could_be(block, monkeypatch):
 
 
 # --- commands with a test of their own ---
+
+ARM = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+class Robot(gymnasium.Env):
+    observation_space = Dict(state=Box(-1, 1, (4,)), environment_state=Box(-1, 1, (6,)))
+    action_space = Box(-1, 1, (3,))
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation(), {}
+    def step(self, action):
+        self.steps += 1
+        return self.observation(), float(-abs(action).sum()), False, self.steps == 16, {}
+    def observation(self):
+        draw = self.np_random.uniform(-1, 1, 10).astype(np.float32)
+        return {"state": draw[:4], "environment_state": draw[4:]}
+
+gymnasium.register("Robot-v0", Robot)
+"""
+
+
+def test_a_dataset_of_lerobot_is_cloned_improved_and_sent_back():
+    """The head of docs/from_lerobot.md, with a small ACT, a small dataset and small budgets."""
+    Path("my_robot.py").write_text(ARM)
+    env = gymnasium.make("my_robot:Robot-v0")
+    writer = EpisodeWriter("DEMOS", env.observation_space, env.action_space, fps=10, task="reach")
+    for seed in range(2):
+        observation, truncated = env.reset(seed=seed)[0], False
+        while not truncated:
+            action = env.action_space.sample()
+            following, reward, terminated, truncated, _ = env.step(action)
+            writer.add(observation, action, reward, terminated, truncated)
+            observation = following
+        writer.end_episode(observation)
+    writer.finalise()
+    fill(ROOT / "tests" / "golden" / "act", Path("ACT"))
+    page = [block for block in BLOCKS if block.page == "docs/from_lerobot.md"]
+    config, commands = (next(b.code for b in page if b.language == x) for x in ("yaml", "text"))
+    Path("act_bc.yaml").write_text(config.replace("chunk_size: 100", "chunk_size: 8"))
+    small = [
+        *SMALL,
+        *("--data.num_envs", "2", "--data.buffer_size", "4", "--model.batch_size", "8"),
+    ]
+    for command in commands.splitlines():
+        words = shlex.split(command.split("  #")[0].split(" # ")[0])[1:]
+        run([*words, *(["--trainer.accelerator", "cpu", *small] if words[0] == "fit" else [])])
+    clone, improved = (
+        LeRobotPolicy(path=str(path)).backbone.network.state_dict() for path in ("ACT", "improved")
+    )
+    assert clone.keys() == improved.keys()
+    assert not torch.equal(clone["action_head.weight"], improved["action_head.weight"])
+    assert newest().name.startswith("act_ppo")
 
 
 @pytest.mark.parametrize("by", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])

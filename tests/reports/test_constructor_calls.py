@@ -2,13 +2,30 @@
 
 import inspect
 import pydoc
+from functools import partial
 
 import gymnasium
 import pytest
 
-from lightning_rl import APG, GRPO, PPO, SAC, ActorCritic, RLDataModule, RLTrainer, VLAPolicy
+from lightning_rl import (
+    APG,
+    GRPO,
+    PPO,
+    SAC,
+    ActorCritic,
+    AsyncCollector,
+    DatasetCollector,
+    GymnasiumEnv,
+    MixedReplay,
+    PushCube,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+    SyncCollector,
+    VLAPolicy,
+)
 from lightning_rl.cli.checking import FAMILIES, subclasses
-from lightning_rl.system.construction import Configurable, config_of
+from lightning_rl.system.construction import Configurable, UnknownSettingError, config_of
 from lightning_rl.system.jsonargparse_private import parameters_of
 from tests.algorithms import Margin, Starred
 from tests.messages import assert_names, refused
@@ -56,6 +73,25 @@ def test_policies_and_the_trainer_name_the_nearest_one_too():
         ActorCritic(*SPACES, hidden_size=(8,))
     with refused(names=("RLTrainer", "run_directory", "run_dir")):
         RLTrainer(run_directory="runs")
+
+
+@pytest.mark.parametrize(
+    ("make", "unknown", "nearest"),
+    [
+        (RLDataModule, "num_env", "num_envs"),
+        (partial(GymnasiumEnv, 2, "CartPole-v1"), "wrapers", "wrappers"),
+        (partial(PushCube, 2), "reward", "rewards"),
+        (partial(SyncCollector, None), "timeout", ""),
+        (partial(DatasetCollector, None), "pth", "path"),
+        (partial(AsyncCollector, None), "staleness", "max_staleness"),
+        (partial(ReplayBuffer, *SPACES, 2, "cpu", 0), "capacty", "capacity"),
+        (partial(MixedReplay, *SPACES, 2, "cpu", 0), "demonstration", "demonstrations"),
+    ],
+)
+def test_data_envs_collectors_and_replays_name_the_nearest_one_too(make, unknown, nearest):
+    name = getattr(make, "func", make).__name__
+    with refused(UnknownSettingError, names=(name, unknown, nearest, f"help({name})")):
+        make(**{unknown: 1})
 
 
 def test_keywords_that_a_class_uses_itself_are_not_refused():

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.rollout.goals import GoalFunction
+from lightning_rl.system.construction import NamedSettings
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -40,7 +41,7 @@ class OfflineRewards(NamedTuple):
     ends: Tensor
 
 
-class Replay(ABC):
+class Replay(ABC, NamedSettings):
     """Replay buffer of an off-policy algorithm: stores rollouts, and samples minibatches.
 
     The data module makes it from `data.replay`; the algorithm reads it as `Algorithm.replay`. The

@@ -1,8 +1,9 @@
 """Check the names on a command line before torch is imported, which takes seconds.
 
 The check knows the shipped classes and their settings from a table (`names_table.py`), which is
-made when the package has changed. It reports wrong names of shipped classes and settings;
-values and the user's own classes are left to `checking.py`, and nothing that it accepts is refused.
+made when the package has changed. It reports wrong names of shipped classes and settings, and texts
+in the place of numbers; other values and the user's own classes are left to `checking.py`, and
+nothing that it accepts is refused.
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 from lightning_rl.cli.config_files import find_config, shipped_configs
@@ -38,6 +40,7 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.system.errors import closest
 from lightning_rl.system.extensions import SUBCOMMANDS
 from lightning_rl.system.output import tell
+from lightning_rl.system.plain_yaml import load_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 from lightning_rl.system.texts import is_settings_file
 
@@ -136,6 +139,16 @@ def _resolved(option: str) -> str:
     return option
 
 
+def _is_text(value: str) -> bool:
+    """Return whether YAML and Python read a text as no number, true, false or null."""
+    try:
+        float(value)
+    except ValueError:
+        # A parser may replace `$NAME`.
+        return re.fullmatch(r"[A-Za-z][\w .-]*", value) is not None and load_yaml(value) == value
+    return False
+
+
 class _NameCheck:
     """Compares a tree of settings with the table of names."""
 
@@ -155,6 +168,11 @@ class _NameCheck:
         """Check a value; `slot` describes the classes that its setting takes."""
         # `--video true` names no class.
         if slot is None or isinstance(value, TurnedOn):
+            return
+        if "values" in slot:
+            if isinstance(value, str) and value not in slot["choices"] and _is_text(value):
+                shown = value if slot["values"].startswith("one of") else f"'{shorten(value, 200)}'"
+                raise UsageError(f"{path} must be {slot['values']}, got {shown}.")
             return
         if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):
             value = read_settings(value, path)

@@ -1,6 +1,6 @@
 """List the shipped classes and their settings, for the table of names; imports everything."""
 
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import gymnasium
 
@@ -8,9 +8,10 @@ from lightning_rl.checkpoints.registry import PACKAGES
 from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import CORE
 from lightning_rl.cli.imports import FOR_THE_TYPIST
-from lightning_rl.system.declared import parts_of
+from lightning_rl.system.declared import describe_type, parts_of
 from lightning_rl.system.extensions import SUBCOMMANDS, import_present
 from lightning_rl.system.jsonargparse_private import parameters_of
+from lightning_rl.training.trainer import RLTrainer
 
 SHIPPED = (*PACKAGES, *FOR_THE_TYPIST, gymnasium.Env.__module__)
 """Packages of the classes in the table."""
@@ -44,8 +45,8 @@ class _Listing:
         self.classes: dict[str, dict[str, Any]] = {}
         self.families: dict[str, dict[str, Any]] = {}
 
-    def slot(self, kind: Any) -> dict[str, Any] | None:
-        """Describe the classes that a type takes; None if it takes none, or others than shipped."""
+    def slot(self, kind: Any, path: str = "") -> dict[str, Any] | None:
+        """Describe the classes or the values that a type takes; None for other types."""
         if isinstance(kind, checking.Section):
             return {"group": self._describe(kind.cls), "mapping": False}
         parts = parts_of(kind)
@@ -53,6 +54,10 @@ class _Listing:
         # Another plain type may take a mapping as such.
         if set(parts.plain) - {*NUMBERS_AND_TEXTS, *choices}:
             return None
+        if not parts.has_classes and str not in parts.plain:
+            texts = [text for choice in choices for text in get_args(choice)]
+            values = checking.ALLOWED.get(path, describe_type(kind))
+            return {"values": values, "choices": texts, "mapping": False}
         if parts.group and not parts.families:
             return {"group": self._describe(parts.group), "mapping": False}
         if not parts.families and (inner := parts.entries or parts.values):
@@ -88,7 +93,8 @@ class _Listing:
             settings: dict[str, Any] = {}
             self.classes[key] = settings  # now, because a class may take others of its kind
             for name, parameter in parameters_of(cls).items():
-                settings[name] = self.slot(parameter.annotation)
+                path = f"trainer.{name}" if cls is RLTrainer else ""
+                settings[name] = self.slot(parameter.annotation, path)
         return key
 
 

@@ -21,7 +21,8 @@ class Table(NamedTuple):
 
     A slot describes the classes that a setting takes, also in a list or as the values of a
     `mapping`: the classes of a `family` without the arguments that are `filled_in`, where another
-    `text` may be possible, or the dataclass `group`. It is None for a setting without such classes.
+    `text` may be possible, or the dataclass `group`; or the numbers and `choices` that it takes, as
+    described by `values`. It is None for other settings.
 
     Attributes:
         key: state of the package that the table describes.

@@ -14,9 +14,10 @@ from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
 from lightning_rl.system import ranks
+from lightning_rl.system.construction import NamedSettings
 
 
-class Collector(ABC):
+class Collector(ABC, NamedSettings):
     """Collects rollouts of batch shape [N, T+1].
 
     The constructor of a subclass takes the context first, then settings from the config.
@@ -59,10 +60,10 @@ class Collector(ABC):
     def collect(self) -> TensorDict:
         """Return a rollout [N, T+1]; the next call may overwrite its storage."""
 
-    def publish(self) -> None:  # noqa: B027  # a collector that shares the policy has nothing to do
+    def publish(self) -> None:  # a collector that shares the policy has nothing to do
         """Handle new weights of the policy, and possibly a new version."""
 
-    def interrupt(self) -> None:  # noqa: B027  # a collector in the learner's thread does not wait
+    def interrupt(self) -> None:  # a collector in the learner's thread does not wait
         """Make `collect` raise `ReadInterrupted` instead of waiting; for signal handlers."""
 
     def fail(self, error: Exception) -> bool:
@@ -143,7 +144,7 @@ class Collector(ABC):
         if len(state["statistics"]["return"]) == self.env.num_envs:  # one running return per env
             self.statistics.load_state_dict(state["statistics"])
 
-    def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
+    def close(self) -> None:  # a collector without threads has nothing to stop
         """Stop the collector's threads and processes, not the env; may be called more than once."""
 
 

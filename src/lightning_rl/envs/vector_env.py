@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_rl.envs.steppers import RolloutStepper, StepwiseStepper
 from lightning_rl.rollout.contract import INFO, FieldSpec, intervention_fields
 from lightning_rl.rollout.goals import GoalFunction
+from lightning_rl.system.construction import NamedSettings
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.renamed import RefusesEarlierNames
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such tensors."""
@@ -36,7 +36,7 @@ class RestoreError(RuntimeError):
     """An env cannot restore a saved state; the message says why."""
 
 
-class VectorEnv(ABC, RefusesEarlierNames):
+class VectorEnv(ABC, NamedSettings):
     """N copies of an env that are stepped together, with same-step autoreset.
 
     Success and failure are `terminated`; the time limit is `truncated`. Returned tensors stay valid

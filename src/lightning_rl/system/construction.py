@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
@@ -103,12 +103,24 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     return None if uses_kwargs else settings
 
 
+class NamedSettings(RefusesEarlierNames):
+    """An object whose constructor names the nearest setting of an unknown one.
+
+    List this base class last: Python takes the signature of a class from the first `__new__` or
+    `__init__`.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse unknown arguments."""
+        _bound(cls, args, kwargs)
+        return super().__new__(cls)
+
+
 class Configurable(RefusesEarlierNames):
     """An object that remembers the arguments of its constructor, as plain values.
 
-    `__new__` gets the arguments of the outermost class before any constructor can change them. List
-    this base class last: Python takes the signature of a class from the first `__new__` or
-    `__init__`.
+    `__new__` gets the arguments of the outermost class before any constructor can change them. Like
+    `NamedSettings`, it refuses unknown ones and is listed last.
     """
 
     _construction: dict[str, Any]
@@ -203,20 +215,27 @@ def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_"))
 
 
+def _bound(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments | None:
+    """Bind the arguments of a call; None for an error that the constructor reports."""
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # `cls` is the constructed class
+    bound = None
+    with suppress(TypeError):
+        bound = signature.bind_partial(None, *args, **kwargs)
+    if bound is None or kwargs.keys() - signature.parameters.keys():
+        _refuse_call(cls, args, kwargs)
+    return bound
+
+
 def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     path = _path_of(cls) or f"{NOT_WRITTEN}{_words_for(cls)}"
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # `cls` is the constructed class
-    try:
-        bound = signature.bind_partial(None, *args, **kwargs)
-    except TypeError:
-        _refuse_call(cls, args, kwargs)
-        return {"class_path": path, "init_args": {}}  # the constructor reports the error
+    bound = _bound(cls, args, kwargs)
     settings: dict[str, Any] = {}
     # Without `self`.
-    for name, value in list(bound.arguments.items())[1:]:
-        kind = signature.parameters[name].kind
+    for name, value in list(bound.arguments.items())[1:] if bound else ():
+        kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
-            _refuse_call(cls, args, kwargs)
             settings |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             settings[name] = f"{NOT_WRITTEN}arguments without a name"

@@ -36,6 +36,7 @@ from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
+from lightning_rl.system.construction import NamedSettings
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.phases import phases_of
@@ -119,7 +120,7 @@ def _check_ranges(
     check_range("data.eval_seed", eval_seed, minimum=0)
 
 
-class RLDataModule(LightningDataModule):
+class RLDataModule(LightningDataModule, NamedSettings):
     """Own the envs, the collector and the replay, and pass rollouts to the trainer.
 
     Args:

@@ -425,7 +425,7 @@ def test_an_env_that_cannot_be_made_says_why(arguments, message):
 @pytest.mark.parametrize(
     ("id", "error", "cure"),
     [
-        ("HalfCheetah-v5", "mujoco is not installed", "pip install 'lightning-rl[mujoco]'"),
+        ("HalfCheetah-v5", "mujoco is not installed", "pip install -e '.[mujoco]'"),
         ("LunarLander-v3", "Box2D is not installed", "pip install 'gymnasium[box2d]'"),
         ("CartPole-v1", "pygame is not installed", "pip install 'gymnasium[classic-control]'"),
         ("LunarLander-v3", "opencv (cv2) is not installed", "pip install 'gymnasium[other]'"),

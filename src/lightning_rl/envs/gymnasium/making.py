@@ -29,22 +29,22 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
 NAMESPACES = {
-    "ALE": ("ale_py", "gymnasium[atari]"),
-    "dm_control": ("shimmy", "shimmy[dm-control]"),
-    "gym_aloha": ("gym_aloha", "lightning-rl[robots]"),
-    "gym_hil": ("gym_hil", "lightning-rl[robots]"),
-    "gym_pusht": ("gym_pusht", "lightning-rl[robots]"),
+    "ALE": ("ale_py", "'gymnasium[atari]'"),
+    "dm_control": ("shimmy", "'shimmy[dm-control]'"),
+    "gym_aloha": ("gym_aloha", "-c constraints-robots.txt -e '.[robots]'"),
+    "gym_hil": ("gym_hil", "-c constraints-robots.txt -e '.[robots]'"),
+    "gym_pusht": ("gym_pusht", "-c constraints-robots.txt -e '.[robots]'"),
 }
-"""Namespaces of env ids: the module that registers the envs, and its package."""
+"""Namespaces of env ids: the module that registers the envs, and what pip installs."""
 
 EXTRAS = {
-    "mujoco": "lightning-rl[mujoco]",
-    "box2d": "gymnasium[box2d]",
-    "cv2": "gymnasium[other]",
-    "opencv": "gymnasium[other]",
-    "pygame": "gymnasium[classic-control]",
-    "jax": "gymnasium[jax]",
-    "ale_py": "gymnasium[atari]",
+    "mujoco": "-e '.[mujoco]'",
+    "box2d": "'gymnasium[box2d]'",
+    "cv2": "'gymnasium[other]'",
+    "opencv": "'gymnasium[other]'",
+    "pygame": "'gymnasium[classic-control]'",
+    "jax": "'gymnasium[jax]'",
+    "ale_py": "'gymnasium[atari]'",
 }
 """Packages to install where the error of an import contains the key."""
 
@@ -291,7 +291,7 @@ def _unknown_namespace(id: str) -> ConfigurationError:
         )
     module, package = NAMESPACES[namespace]
     # Installed, but not imported.
-    install = "" if importlib.util.find_spec(module) else f"pip install '{package}', and "
+    install = "" if importlib.util.find_spec(module) else f"pip install {package}, and "
     return ConfigurationError(
         f"{begins}, because {module} is not imported. To import it, {install}name the module with "
         f"the id: {module}:{name}."
@@ -312,7 +312,7 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
         )
     # The env or one of its wrappers may need it.
     packages = [package for key, package in EXTRAS.items() if key in str(error).lower()]
-    cure = f"pip install '{packages[0]}' ({error})" if packages else str(error)
+    cure = f"pip install {packages[0]} ({error})" if packages else str(error)
     return ConfigurationError(f"Env '{id}' needs a package that is not installed: {cure}")
 
 
