@@ -36,8 +36,8 @@ def foreign_libraries() -> dict[str, dict[str, Any]]:
     return libraries
 
 
-CLASS_KEYS = ("algo", "algorithm", "class_name", "logger", "model", "name", "policy", "type")
-"""Settings of other libraries whose value names a class."""
+CLASS_KEYS = (".algo", ".algorithm", "class_name", ".logger", ".model", ".name", ".policy", ".type")
+"""Ends of settings of other libraries whose value names a class."""
 
 
 def counterpart(path: str, kind: str = "settings", library: str | None = None) -> str:
@@ -69,11 +69,9 @@ def _meaning(parts: list[str], kind: str, library: str | None) -> str:
 
 def setting_here(path: str, value: Any, library: str | None = None) -> str:
     """Return what a setting of other libraries is here, or the class that its value names."""
-    name = path.rpartition(".")[2]
-    is_class = name in CLASS_KEYS and isinstance(value, str)
-    return (is_class and counterpart(value, "classes", library)) or counterpart(
-        path, library=library
-    )
+    is_class = f".{path}".endswith(CLASS_KEYS) and isinstance(value, str)
+    note = counterpart(value, "classes", library) if is_class else ""
+    return note or counterpart(path, library=library)
 
 
 def section_here(path: str, library: str | None = None) -> str:
@@ -198,7 +196,7 @@ Places = Sequence[tuple[str, str, Iterable[str]]]
 
 def _class_here(leaf: str, value: Any, places: Places) -> str:
     """Return how a class of this package is named, which a setting such as `type` names."""
-    if leaf.rpartition(".")[2] in CLASS_KEYS:
+    if f".{leaf}".endswith(CLASS_KEYS):
         for path, cls, _ in places:
             if value == cls:
                 return f"; here it is --{path} {cls}, in YAML class_path: {cls}"
@@ -213,7 +211,8 @@ def _same_name(leaf: str, places: Places) -> str:
         if name in settings and path != "trainer" and f"{path}.{name}" != leaf:
             holders.setdefault(f"{path}.{name}", []).append(cls)
     options = [f"--{_of(path, classes)}" for path, classes in holders.items()]
-    return f"; here it is {', or '.join(options)}" if options else ""
+    # A name at many places, such as `path`, says little.
+    return f"; here it is {', or '.join(options)}" if 0 < len(options) < 3 else ""
 
 
 def _holders(cure: str, path: str, owner: str, places: Places) -> str:

@@ -215,15 +215,14 @@ def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_"))
 
 
-def _bound(
-    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> inspect.BoundArguments | None:
-    """Bind the arguments of a call; None for an error that the constructor reports."""
+def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """Bind the arguments of a call; none if the constructor reports an error."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # `cls` is the constructed class
-    bound = None
+    bound = signature.bind_partial(None)
     with suppress(TypeError):
         bound = signature.bind_partial(None, *args, **kwargs)
-    if bound is None or kwargs.keys() - signature.parameters.keys():
+    # `**kwargs` takes unknown names; positions that were not bound are too many.
+    if kwargs.keys() - signature.parameters.keys() or len(bound.args) <= len(args):
         _refuse_call(cls, args, kwargs)
     return bound
 
@@ -233,7 +232,7 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     bound = _bound(cls, args, kwargs)
     settings: dict[str, Any] = {}
     # Without `self`.
-    for name, value in list(bound.arguments.items())[1:] if bound else ():
+    for name, value in list(bound.arguments.items())[1:]:
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             settings |= value
