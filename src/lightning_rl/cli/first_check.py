@@ -145,7 +145,9 @@ def _is_text(value: str) -> bool:
         float(value)
     except ValueError:
         # A parser may replace `$NAME`.
-        return re.fullmatch(r"[A-Za-z][\w .-]*", value) is not None and load_yaml(value) == value
+        return (
+            re.fullmatch(r"[A-Za-z][\w .-]*", value) is not None and load_yaml(str(value)) == value
+        )
     return False
 
 
