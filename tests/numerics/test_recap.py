@@ -607,7 +607,7 @@ def test_the_code_of_a_base_is_not_imported_without_trust(whole, tmp_path, monke
     torch.save(content, "sent.ckpt")
     with pytest.raises(SystemExit):
         run(["recap", *OPTIONS, "--base", "sent.ckpt", "--run_dir", "run"])
-    assert_names(capsys.readouterr().err, "Stranger", "--trust_code true")
+    assert_names(capsys.readouterr().err, "Stranger", "trust_code=True")
 
 
 def config_with(**changes):
