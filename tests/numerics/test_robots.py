@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -182,6 +183,7 @@ def test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm(tmp_path, on_stop
     try:
         robot = int(learner.stdout.readline())
         until(lambda: len(sends(journal)) > 3)
+        assert os.getsid(robot) == robot, "Ctrl+C in the terminal reaches the learner alone"
         learner.send_signal(how)
         until(lambda: not is_running(robot))
         ended = journal_of(journal)

@@ -24,7 +24,7 @@ from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.lerobot.directory import Feature
 from lightning_rl.extensions.vla.lerobot.inputs import names_of_inputs
 from lightning_rl.extensions.vla.lerobot.processors import _normalizers
-from lightning_rl.extensions.vla.statistics import read_statistics
+from lightning_rl.extensions.vla.statistics import choose, read_statistics
 from lightning_rl.rollout.names import named
 from tests.helpers import last, load
 from tests.messages import refused
@@ -268,3 +268,8 @@ def test_normalisers_of_lerobot_go_to_the_joints_of_their_names(tmp_path):
     with refused(UserWarning, names=("observation.state", "elbow, shoulder")):
         made = _normalizers(features, config, statistics, None, str(tmp_path), orders)
     assert made["observation.state"].first.tolist() == [2.0, 1.0]
+
+
+def test_a_key_of_statistics_is_a_whole_part_of_a_name():
+    statistics = {"bridge.action": {"q01": 0.0}, "bridge_v2.action": {"q01": 1.0}}
+    assert choose(statistics, "action", "bridge", "stats.json") == {"q01": 0.0}

@@ -24,6 +24,7 @@ from lightning_rl import (
     RLTrainer,
 )
 from lightning_rl.buffers import ring_files
+from lightning_rl.buffers.replay_files import Part, ReplayLog
 from tests.callbacks import at_iteration
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
@@ -406,3 +407,14 @@ def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
     fit(*again, "--restore_replay", "false")
     assert "restore_replay" not in (run_dir / "config.yaml").read_text()
     assert "restore_replay" not in load(last(run_dir))["rl_config"]
+
+
+def test_where_a_file_was_deleted_by_hand_all_are_written_again(tmp_path):
+    log = ReplayLog([Part("a.pt", 0, 4, 1), Part("b.pt", 4, 8, 1), Part("c.pt", 8, 9, 1)])
+    for name in ("b.pt", "c.pt"):
+        (tmp_path / name).touch()
+    log.forget_before(4, tmp_path)
+    assert [part.name for part in log.parts] == ["b.pt", "c.pt"]
+    (tmp_path / "b.pt").unlink()
+    log.forget_before(4, tmp_path)
+    assert log.parts == []
