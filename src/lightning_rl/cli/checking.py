@@ -216,13 +216,17 @@ class _Walk:
         self, name: str, value: Any, path: str, owner: type | None, settable: Iterable[str]
     ) -> UsageError:
         if self.helps:
-            topic, topics = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
+            topic, topic_list = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
             return UsageError(
-                f"There is no help on '{topic}'{closest(topic, TOPICS)}; there is help on {topics}."
+                f"There is no help on '{topic}'{closest(topic, TOPICS)}; there is help on {topic_list}."
             )
-        places = ((path, cls.__name__, parameters_of(cls)) for path, cls in configurable())
+        configurable_classes = (
+            (path, cls.__name__, parameters_of(cls)) for path, cls in configurable()
+        )
         owner_name = "" if owner is None else owner.__name__
-        return UsageError(unknown_setting(name, value, path, owner_name, settable, places))
+        return UsageError(
+            unknown_setting(name, value, path, owner_name, settable, configurable_classes)
+        )
 
     def _class(self, kind: Any, parts: Parts, value: Any, path: str) -> Any:
         spec = _content(value, path)
@@ -244,15 +248,15 @@ class _Walk:
         filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
         settable = {name: param for name, param in parameters.items() if name not in filled_in}
         settings = {name: value for name, value in spec.items() if name not in OF_THE_CLASS}
-        replaced = spec.get(BEFORE, {})
+        replaced_settings = spec.get(BEFORE, {})
         # The new class takes the settings of the class it replaces, where name and type fit.
         shared = {
             name: value
-            for name, value in replaced.items()
+            for name, value in replaced_settings.items()
             if name in settable and self._suits(settable[name].annotation, value, f"{path}.{name}")
         }
         settings = shared | {k: override(shared.get(k), v) for k, v in settings.items()}
-        settings = self._settings(cls, settable, settings, path, replaced)
+        settings = self._settings(cls, settable, settings, path, replaced_settings)
         extra = {"init_args": settings, "dict_kwargs": spec.get("dict_kwargs")}
         return {"class_path": name} | {key: content for key, content in extra.items() if content}
 
@@ -281,7 +285,7 @@ class _Walk:
         settable: Mapping[str, ParamData],
         settings: Mapping[str, Any],
         path: str,
-        replaced: Mapping[str, Any],
+        replaced_settings: Mapping[str, Any],
     ) -> dict[str, Any]:
         checked = {}
         for name, value in settings.items():
@@ -291,7 +295,9 @@ class _Walk:
             checked[name] = self.at(param.annotation, value, f"{path}.{name}", param.default)
         for name, param in settable.items():
             if param.default is EMPTY and param.annotation is not EMPTY and name not in settings:
-                self.missing.append(_missing(name, param.annotation, cls, path, replaced.get(name)))
+                self.missing.append(
+                    _missing(name, param.annotation, cls, path, replaced_settings.get(name))
+                )
         return checked
 
     def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:

@@ -33,7 +33,7 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
     for name in _import_paths(typed):
         root = name.split(".")[0]
         if root in libraries:
-            # Of an allowed library, a typed name only adds its own module.
+            # Its other modules have classes that write files.
             packages.add(name.rpartition(".")[0])
         elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
             foreign.add(root)

@@ -319,10 +319,11 @@ class PerceptronPolicy(Policy):
         output = output if output.dtype == torch.float32 else widened(output)
         # A second pass, without the condition: classifier-free guidance.
         if ABSENT in td.keys():
-            absent = TensorDict({"observation": td.get(ABSENT)}, td.batch_size)
-            output = guide(output, widened(self.actor(self._encoded(absent))), td[GUIDANCE])
-        masked = self.distribution.masked
-        return masked(output, td["observation"][MASK]) if self.masks_actions else output
+            unconditioned = TensorDict({"observation": td.get(ABSENT)}, td.batch_size)
+            output = guide(output, widened(self.actor(self._encoded(unconditioned))), td[GUIDANCE])
+        if not self.masks_actions:
+            return output
+        return self.distribution.masked(output, td["observation"][MASK])
 
     def update_normalization(self, rollout: TensorDict) -> None:
         for encoder, normalizer, keys in (

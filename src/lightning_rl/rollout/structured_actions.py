@@ -83,8 +83,8 @@ class StructuredActions(spaces.Box):
             value = value.reshape(flat.shape[0], *(part.space.shape or ()))
             if not part.counts:
                 return value
-            first = torch.as_tensor(first_choice(part.space).tolist(), device=flat.device)
-            return value.round().long() + first
+            offset = torch.as_tensor(first_choice(part.space).tolist(), device=flat.device)
+            return value.round().long() + offset
 
         return self._build(of_part)
 

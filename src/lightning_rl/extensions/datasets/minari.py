@@ -353,18 +353,18 @@ def _refuse_compressed(content: Any) -> None:
     def field(table: int, index: int) -> int:
         # A table begins with the distance to its vtable: its size, the table's, then one uint16
         # offset per field; 0 means absent.
-        described = table - number("i", table)
+        vtable = table - number("i", table)
         at = 4 + 2 * index
-        offset = number("H", described + at) if at < number("H", described) else 0
+        offset = number("H", vtable + at) if at < number("H", vtable) else 0
         return table + offset if offset else 0
 
-    end = len(content) - 10  # before the footer's size and ARROW1
-    footer = target(end - number("i", end))
+    footer_end = len(content) - 10  # before the footer's size and ARROW1
+    footer = target(footer_end - number("i", footer_end))
     for kind in (2, 3):  # dictionaries and groups of rows
-        blocks = target(field(footer, kind)) if field(footer, kind) else 0
-        for i in range(number("I", blocks) if blocks else 0):
+        first_block = target(field(footer, kind)) if field(footer, kind) else 0
+        for i in range(number("I", first_block) if first_block else 0):
             # A block takes 24 bytes: its offset, the size of its metadata, the size of its body.
-            start = number("q", blocks + 4 + 24 * i)
+            start = number("q", first_block + 4 + 24 * i)
             message = target(start + (8 if number("I", start) == 2**32 - 1 else 4))
             # Field 2 of a message is its header; field 3 of a group of rows is the compression.
             rows = target(field(message, 2))

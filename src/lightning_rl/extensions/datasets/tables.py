@@ -110,7 +110,7 @@ class TableFile:
     def rows(self, first: int, count: int) -> Any:
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
-        # Only the row groups that overlap [first, first + count).
+        # Decode no group without a row of the range: a group may hold a whole dataset's episode.
         for group, end in enumerate(self._ends):
             if begin < first + count and end > first:
                 table = self.group(group)

@@ -173,7 +173,7 @@ class Layout:
             model.joint(model.actuator_trnid[i, 0]).name if of_joints[i] else model.actuator(i).name
             for i in range(model.nu)
         ]
-        # An actuator without a name gets that of its joint.
+        # Actions and settings go by these names, so that an order cannot be mistaken.
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
         self._columns: dict[tuple[Any, ...], Tensor] = {}

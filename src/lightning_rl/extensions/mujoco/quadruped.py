@@ -308,15 +308,15 @@ class Quadruped(MujocoEnv):
         )
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
-        target, root = env.state["command"], env.state["qvel"]
+        command, velocity = env.state["command"], env.state["qvel"]
         yaw = heading(env.state["qpos"][:, 3:7])
         cos, sin = yaw.cos(), yaw.sin()
         # Commands are relative to the heading; roll and pitch do not change them.
-        forward_error = cos * root[:, 0] + sin * root[:, 1] - target[:, 0]
-        left_error = cos * root[:, 1] - sin * root[:, 0] - target[:, 1]
+        forward_error = cos * velocity[:, 0] + sin * velocity[:, 1] - command[:, 0]
+        left_error = cos * velocity[:, 1] - sin * velocity[:, 0] - command[:, 1]
         return {
             "velocity_error": (forward_error * forward_error + left_error * left_error).sqrt(),
-            "yaw_error": (root[:, 5] - target[:, 2]).abs(),
+            "yaw_error": (velocity[:, 5] - command[:, 2]).abs(),
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:

@@ -90,8 +90,8 @@ class WarpPhysics(Physics):
             self._engine.step(self._model, self._data)
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
-        if (fields := fields_in(state)) != tuple(self._fields):
-            self._adopt(fields)
+        if (field_names := fields_in(state)) != tuple(self._fields):
+            self._adopt(field_names)
         rows = slice(len(state["qpos"]))
         self._time[rows].copy_(state["time"][:, 0])
         for name, view in self._views.items():
@@ -99,7 +99,7 @@ class WarpPhysics(Physics):
         # Compare although it synchronizes: recomputing takes longer than a step.
         stale = any(
             not torch.equal(self._fields[name][rows], state[name])
-            for name in fields
+            for name in field_names
             if name in RECOMPUTED
         )
         for name, view in self._fields.items():
@@ -107,19 +107,19 @@ class WarpPhysics(Physics):
         if stale:
             self._engine.set_const(self._model, self._data)
 
-    def _adopt(self, fields: tuple[str, ...]) -> None:
-        """Make the model and data of worlds that differ in `fields`."""
-        recomputed = any(name in RECOMPUTED for name in fields)
-        names = (*fields, *(DERIVED if recomputed else ()))
+    def _adopt(self, field_names: tuple[str, ...]) -> None:
+        """Make the model and data of worlds that differ in `field_names`."""
+        recomputed = any(name in RECOMPUTED for name in field_names)
+        names = (*field_names, *(DERIVED if recomputed else ()))
         sizes = dict.fromkeys(names, self._num_envs)
-        host = self._layout.model_for(fields)
+        host = self._layout.model_for(field_names)
         self._model = self._engine.put_model(host, batch_sizes=sizes)
         if host is not self._host:
             self._data = self._engine.make_data(host, nworld=self._num_envs, **self._buffers)
             self._host = host
         # An overflow raises an error later, so hide the line of output per world and step.
         self._model.opt.warn_overflow = 0
-        self._fields = {name: self._view(self._model, name) for name in fields}
+        self._fields = {name: self._view(self._model, name) for name in field_names}
         self._views = {name: self._view(self._data, name) for name in STATE[1:]}
         self._time, self._ctrl, self._sensors, self._overflow, self._warmstart = (
             self._view(self._data, name)

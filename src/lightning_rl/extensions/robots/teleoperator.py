@@ -62,22 +62,22 @@ class Teleoperator(InterventionSource):
         self._in_charge = True
 
     def open(self, env: gymnasium.Env) -> None:
-        robot = env.unwrapped
+        robot_env = env.unwrapped
         require(
-            isinstance(robot, RobotEnv),
-            f"A Teleoperator steers a RobotEnv, but this env is {type(robot).__name__}: use a "
+            isinstance(robot_env, RobotEnv),
+            f"A Teleoperator steers a RobotEnv, but this env is {type(robot_env).__name__}: use a "
             "Gamepad, a Keyboard or a function.",
         )
         # `require` narrows no type for mypy.
-        assert isinstance(robot, RobotEnv)
-        self._robot = robot
+        assert isinstance(robot_env, RobotEnv)
+        self._robot_env = robot_env
         self._process = RobotProcess(self._settings, self._timeout_s, self._python)
-        names = list(self._process.described)
+        given_names = list(self._process.described)
         require(
             # The order may differ, because `action_of` matches by name.
-            set(names) == set(robot.action_names),
-            f"The teleoperator gives {', '.join(names)}, but the robot takes "
-            f"{', '.join(robot.action_names)}.",
+            set(given_names) == set(robot_env.action_names),
+            f"The teleoperator gives {', '.join(given_names)}, but the robot takes "
+            f"{', '.join(robot_env.action_names)}.",
         )
         self._process.ask("connect")
 
@@ -96,7 +96,7 @@ class Teleoperator(InterventionSource):
         if not (self._in_charge or events.get(TAKES_OVER)):
             return InterventionDecision(None, event)
         # The robot may be slower than the leader arm: the action is a target, or a whole step.
-        return InterventionDecision(self._robot.action_of(action), event)
+        return InterventionDecision(self._robot_env.action_of(action), event)
 
     def close(self) -> None:
         if self._process is not None:

@@ -124,15 +124,15 @@ class TensorSimulator(VectorEnv):
         return super().extra_fields | late
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
-        seeds: Any = seed
+        simulator_seed: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
             # One seed has to do for all envs.
-            seeds = int(seed[0])
+            simulator_seed = int(seed[0])
         elif self._seeds == "each" and seed is not None:
-            seeds = seeds_of(seed, self.num_envs)
-        self._last = self._reset(seeds, options)
+            simulator_seed = seeds_of(seed, self.num_envs)
+        self._last = self._reset(simulator_seed, options)
         if self._events is not None:
-            self._events.reset(seeds)
+            self._events.reset(simulator_seed)
         self._late = torch.zeros_like(self._late)
         return self._last, {}
 

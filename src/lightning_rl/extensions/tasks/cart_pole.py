@@ -168,12 +168,12 @@ def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tup
     inertia = moment * HALF_LENGTH * 4 / 3
     sin, coupling = angle.sin(), angle.cos() * moment
     # The right sides of both equations, which Cramer's rule solves.
-    along = push + spin * spin * sin * moment
-    around = torque + sin * (moment * GRAVITY)
+    track_force = push + spin * spin * sin * moment
+    hinge_torque = torque + sin * (moment * GRAVITY)
     determinant = (CART_MASS + POLE_MASS) * inertia - coupling * coupling
     return (
-        (along * inertia - around * coupling) / determinant,
-        (around * (CART_MASS + POLE_MASS) - along * coupling) / determinant,
+        (track_force * inertia - hinge_torque * coupling) / determinant,
+        (hinge_torque * (CART_MASS + POLE_MASS) - track_force * coupling) / determinant,
     )
 
 

@@ -219,26 +219,35 @@ class QEnsemble(nn.Module):
             loss, target = categorical_loss(outputs, probs), probs @ self.atoms
         return loss, {"q": q.mean(), "q_target": target.mean()}
 
-    def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
+    def _pass(self, inputs: Tensor, updates_statistics: bool) -> Tensor:
         # A view: all critics read the same inputs.
         x = inputs.expand(self.num_critics, -1, -1)
         # On the device: the number of minibatches must not be read by Python in a graph.
-        if moving and self.normalization == "batch":
+        if updates_statistics and self.normalization == "batch":
             self.seen.add_(1.0)
         if self.residual:
             x = self._layer(x, 0)
-            blocks = (len(self.weights) - 2) // 2
-            for i in range(blocks):
-                inner = self._layer(self._normalized(x, i, moving), 1 + 2 * i)
+            num_blocks = (len(self.weights) - 2) // 2
+            for i in range(num_blocks):
+                inner = self._layer(self._normalized(x, i, updates_statistics), 1 + 2 * i)
                 x = x + self._layer(self.activate(inner), 2 + 2 * i)
-            x = self._layer(self._normalized(x, blocks, moving), len(self.weights) - 1)
+            x = self._layer(
+                self._normalized(x, num_blocks, updates_statistics), len(self.weights) - 1
+            )
         else:
-            normalizes_inputs = self.normalization == "batch"
+            normalizes_before_layers = self.normalization == "batch"
             last = len(self.weights) - 1
             for i in range(last):
-                x = self._layer(self._normalized(x, i, moving) if normalizes_inputs else x, i)
-                x = self.activate(x if normalizes_inputs else self._normalized(x, i, moving))
-            x = self._layer(self._normalized(x, last, moving) if normalizes_inputs else x, last)
+                x = self._layer(
+                    self._normalized(x, i, updates_statistics) if normalizes_before_layers else x, i
+                )
+                x = self.activate(
+                    x if normalizes_before_layers else self._normalized(x, i, updates_statistics)
+                )
+            x = self._layer(
+                self._normalized(x, last, updates_statistics) if normalizes_before_layers else x,
+                last,
+            )
         # Under autocast the layers compute in bfloat16, too rough for targets.
         return x if x.dtype == torch.float32 else widened(x)
 
@@ -247,11 +256,11 @@ class QEnsemble(nn.Module):
         product: Tensor = torch.baddbmm(self.biases[layer], x, self.weights[layer])
         return product
 
-    def _normalized(self, x: Tensor, place: int, moving: bool) -> Tensor:
+    def _normalized(self, x: Tensor, place: int, updates_statistics: bool) -> Tensor:
         if self.normalization == "none":
             return x
         if self.normalization == "batch":
-            mean, scale = self._statistics(x, place, moving)
+            mean, scale = self._statistics(x, place, updates_statistics)
             unit = (x - mean) * scale
             return torch.addcmul(self.shifts[place], unit, self.gains[place])
         # Gains and shifts are applied apart, because each critic has its own.
@@ -260,11 +269,11 @@ class QEnsemble(nn.Module):
         scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[place]
         return scaled + self.shifts[place] if of_layer else scaled
 
-    def _statistics(self, x: Tensor, place: int, moving: bool) -> tuple[Tensor, Tensor]:
+    def _statistics(self, x: Tensor, place: int, updates_statistics: bool) -> tuple[Tensor, Tensor]:
         """Return the shift [E, 1, H] and the factor [E, 1, H] that normalize x [E, B, H]."""
         averages = self.get_buffer(f"mean_{place}"), self.get_buffer(f"var_{place}")
         running_mean, running_scale = averages[0], (averages[1] + EPS).rsqrt()
-        if not moving:
+        if not updates_statistics:
             return running_mean, running_scale
         var, mean = torch.var_mean(widened(x), dim=1, correction=0, keepdim=True)
         scale = (var + EPS).rsqrt()

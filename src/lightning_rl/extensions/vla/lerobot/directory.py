@@ -110,7 +110,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
         f"No LeRobot policy at {path}: there is no config.json. Give a local directory that "
         "save_pretrained of LeRobot wrote; nothing is downloaded.",
     )
-    # An override counts as if it stood in the file.
+    # Before the checks, so that they see what will be used.
     config = read_json(file) | dict(overrides or {})
     kind = config.get("type")
     require(
