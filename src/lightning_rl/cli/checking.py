@@ -218,7 +218,8 @@ class _Walk:
         if self.helps:
             topic, topic_list = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
             return UsageError(
-                f"There is no help on '{topic}'{closest(topic, TOPICS)}; there is help on {topic_list}."
+                f"There is no help on '{topic}'{closest(topic, TOPICS)}; there is help on "
+                f"{topic_list}."
             )
         configurable_classes = (
             (path, cls.__name__, parameters_of(cls)) for path, cls in configurable()
