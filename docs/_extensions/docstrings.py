@@ -20,6 +20,7 @@ from sphinx.util.nodes import make_refnode
 
 import lightning_rl
 from lightning_rl.system.construction import Configurable
+from lightning_rl.system.renamed import RefusesEarlierNames
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
 ATTRIBUTES = ("attribute", "data", "property")
@@ -167,7 +168,9 @@ def leave_out_bases(
 ) -> None:
     """Leave out bases that nobody else subclasses."""
     bases[:] = [
-        base for base in bases if base is not Configurable and not base.__name__.startswith("_")
+        base
+        for base in bases
+        if base not in (Configurable, RefusesEarlierNames) and not base.__name__.startswith("_")
     ] or [object]
 
 
