@@ -979,8 +979,8 @@ MUTATIONS = (
     Mutation(
         "policies/perceptron_policy.py",
         "an action is drawn that its mask forbids",
-        "if self.masks_actions else output",
-        "if self.masks_actions and self.training else output",
+        "if not self.masks_actions:\n            return output",
+        "if not (self.masks_actions and self.training):\n            return output",
         "numerics/test_masks.py",
     ),
     Mutation(
