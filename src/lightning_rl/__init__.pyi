@@ -27,6 +27,9 @@ from lightning_rl.algorithms import (
 from lightning_rl.algorithms import (
     OnPolicyAlgorithm as OnPolicyAlgorithm,
 )
+from lightning_rl.algorithms import (
+    RolloutAlgorithm as RolloutAlgorithm,
+)
 from lightning_rl.buffers import (
     Replay as Replay,
 )
@@ -173,6 +176,7 @@ from lightning_rl.extensions.vla.custom import CustomVLA as CustomVLA
 from lightning_rl.extensions.vla.encoder import BackboneEncoder as BackboneEncoder
 from lightning_rl.extensions.vla.flow import FlowSettings as FlowSettings
 from lightning_rl.extensions.vla.frozen_encoder import FrozenEncoder as FrozenEncoder
+from lightning_rl.extensions.vla.heads import ActionHead as ActionHead
 from lightning_rl.extensions.vla.interface import VLAModelInterface as VLAModelInterface
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy as LeRobotPolicy
 from lightning_rl.extensions.vla.loading import load_vla_model as load_vla_model

@@ -61,9 +61,12 @@ class ActorOnlyKwargs(TypedDict, total=False):
     ignore_keys: Sequence[str]
 
 class BehaviorCloningKwargs(TypedDict, total=False):
+    n_epochs: int
+    batch_size: int
+    sequence_length: SequenceLength
+    burn_in: int
     learning_rate: float
     lr_schedule: Literal["constant", "linear"]
-    batch_size: int
     max_grad_norm: float | None
     optimizer: OptimizerFactory | None
     max_nonfinite_steps: int
@@ -163,13 +166,13 @@ class DiscreteSACKwargs(TypedDict, total=False):
 class GRPOKwargs(TypedDict, total=False):
     lr_schedule: Literal["constant", "linear", "adaptive"]
     desired_kl: float
-    n_epochs: int
-    batch_size: int
     gamma: float
     normalize_reward: bool
     target_kl: float | None
     off_policy_correction: Correction
     behavior_weight_cap: float
+    n_epochs: int
+    batch_size: int
     sequence_length: SequenceLength
     burn_in: int
     learning_rate: float
@@ -308,6 +311,10 @@ class OffPolicyAlgorithmKwargs(TypedDict, total=False):
     compile: Setting
 
 class OnPolicyAlgorithmKwargs(TypedDict, total=False):
+    n_epochs: int
+    batch_size: int
+    sequence_length: SequenceLength
+    burn_in: int
     learning_rate: float
     max_grad_norm: float | None
     optimizer: OptimizerFactory | None
@@ -317,13 +324,13 @@ class OnPolicyAlgorithmKwargs(TypedDict, total=False):
 class PPOKwargs(TypedDict, total=False):
     lr_schedule: Literal["constant", "linear", "adaptive"]
     desired_kl: float
-    n_epochs: int
-    batch_size: int
     gamma: float
     normalize_reward: bool
     target_kl: float | None
     off_policy_correction: Correction
     behavior_weight_cap: float
+    n_epochs: int
+    batch_size: int
     sequence_length: SequenceLength
     burn_in: int
     learning_rate: float
@@ -411,9 +418,19 @@ class ResidualActorCriticKwargs(TypedDict, total=False):
     ignore_keys: Sequence[str]
 
 class RewardClassifierKwargs(TypedDict, total=False):
+    batch_size: int
+    sequence_length: SequenceLength
+    burn_in: int
     learning_rate: float
     lr_schedule: Literal["constant", "linear"]
-    batch_size: int
+    max_grad_norm: float | None
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
+
+class RolloutAlgorithmKwargs(TypedDict, total=False):
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear"]
     max_grad_norm: float | None
     optimizer: OptimizerFactory | None
     max_nonfinite_steps: int
@@ -557,9 +574,11 @@ class VLAPolicyKwargs(TypedDict, total=False):
     ignore_keys: Sequence[str]
 
 class ValueFitKwargs(TypedDict, total=False):
+    batch_size: int
+    sequence_length: SequenceLength
+    burn_in: int
     learning_rate: float
     lr_schedule: Literal["constant", "linear"]
-    batch_size: int
     max_grad_norm: float | None
     optimizer: OptimizerFactory | None
     max_nonfinite_steps: int

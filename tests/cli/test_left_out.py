@@ -1,30 +1,40 @@
-"""The core works without extensions: in a copy of the package from which they are deleted."""
+"""The core works without extensions, and each extension without those that it does not need: in a copy of the package."""
 
 import os
 import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.test_architecture import SOURCE
 
 ROOT = SOURCE.parents[1]
 
 
-def test_without_extensions_the_core_trains_evaluates_resumes_and_loads(tmp_path):
-    """`.ci/run` runs all of `tests/core` so."""
+@pytest.fixture
+def package(tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    package = tmp_path / "src" / "lightning_rl"
-    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(package / "extensions")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
-    done = subprocess.run(
-        [*command, "tests/core/cli/test_alone.py"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    copy = tmp_path / "src" / "lightning_rl"
+    return shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def python(package, *arguments, cwd=ROOT):
+    """Run Python with the copy of the package."""
+    environment = os.environ | {"PYTHONPATH": f"{package.parent}{os.pathsep}{ROOT}"}
+    settings = {"capture_output": True, "text": True, "timeout": 600, "check": False}
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_extensions_the_core_trains_evaluates_resumes_and_loads(package):
+    """`.ci/run` runs all of `tests/core` so."""
+    shutil.rmtree(package / "extensions")
+    pytest_alone = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
+    python(package, *pytest_alone, "tests/core/cli/test_alone.py")
+
+
+def test_without_an_extension_the_others_can_be_imported_configured_and_trained_with(
+    package, tmp_path
+):
+    python(package, "-m", "tests.cli.left_out", str(package), cwd=tmp_path)

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -52,6 +52,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.algorithms.rollout_evaluation import states_of
+from lightning_rl.cli.app import RLCLI
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.compiled import graphs
 from lightning_rl.extensions.tasks.base import Pictures
@@ -59,7 +60,10 @@ from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.optim.update import Update
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
-from tests import goal_envs  # noqa: F401  # registers an env
+from tests import (
+    goal_envs,  # noqa: F401  # registers an env
+    stranger,
+)
 from tests.arms import helped_arm, mixed
 from tests.callbacks import callback, signal_at
 from tests.equivalence.features import ALL, OwnAlgorithm
@@ -619,6 +623,14 @@ def shifted(result):
     return result.set("sample_log_prob", result["sample_log_prob"] + 0.1)
 
 
+def keep_apart(policy, result, rollout):
+    policy.normalizer.mean.add_(ranks.rank())
+
+
+APART = after(ActorCritic, update_normalization=keep_apart)
+"""Keeps statistics of its own process, as a user's policy would."""
+
+
 def no_compiler(*args, **kwargs):
     raise RuntimeError("no compiler")
 
@@ -706,6 +718,7 @@ def main(directory):
         | own
         | {"model": own["model"] | {"algorithm": after(OwnAlgorithm, on_train_start=forget)}},
     )
+    run("apart", **PENDULUM | {"policy": {"policy_class": APART, "normalize_observation": True}})
     bf16 = {"precision": "bf16-mixed"}
     run("bf16", trainer=bf16, **PENDULUM)
     run("bf16 off-policy", trainer=bf16, **OFF_POLICY)
@@ -719,7 +732,23 @@ def main(directory):
         model={"algorithm": GRPO, "group_size": 2, "batch_size": 8},
         trainer={"max_steps": 4},
     )
+    for name in stranger.RUNS:
+        findings[f"stranger {name}"] = strangers_run(directory, name)
     torch.save(findings, directory / f"rank{ranks.rank()}.pt")
+
+
+def strangers_run(directory, name):
+    """Train an extension of docs/examples; return its state, or the message that refuses it."""
+    sys.path.append(str(stranger.FOLDER))
+    (directory / f"stranger{ranks.rank()}").mkdir(exist_ok=True)
+    with chdir(directory / f"stranger{ranks.rank()}"):
+        config = stranger.write_config(name, trainer=TWO | {"limit_val_batches": 0})
+        try:
+            run = RLCLI(["fit", f"--config={config}", f"--trainer.run_dir={directory / name}"])
+        except ConfigurationError as refusal:
+            return str(refusal)
+    state = run.model.state_dict()
+    return {key: value.clone() for key, value in state.items() if torch.is_tensor(value)}
 
 
 SAVED = OFF_POLICY | {"data": OFF_POLICY["data"] | {"iterations_per_epoch": 2}}
@@ -748,5 +777,13 @@ def resumed(directory):
     train(directory / "killed", trainer=quiet, ckpt_path=checkpoint, **SAVED)
 
 
+def strangers(directory):
+    """Train those of docs/examples alone."""
+    findings = {f"stranger {name}": strangers_run(directory, name) for name in stranger.RUNS}
+    torch.save(findings, directory / f"rank{ranks.rank()}.pt")
+
+
 if __name__ == "__main__":
-    {"all": main, "killed": killed, "resumed": resumed}[sys.argv[2]](Path(sys.argv[1]))
+    {"all": main, "killed": killed, "resumed": resumed, "stranger": strangers}[sys.argv[2]](
+        Path(sys.argv[1])
+    )

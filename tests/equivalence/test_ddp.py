@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests import stranger
 from tests.commands import Command, free_port
 from tests.equivalence import ddp_runs
 from tests.equivalence.ddp_runs import (
@@ -298,9 +299,21 @@ def test_worlds_of_mujoco_a_student_mirrors_and_curiosity_keep_ranks_equal(name,
     assert_same(*both(ranks, name, "state"))
 
 
+@pytest.mark.parametrize("name", stranger.RUNS)
+def test_extensions_of_a_stranger_keep_ranks_equal(name, ranks):
+    one, other = (found[f"stranger {name}"] for found in ranks)
+    assert not isinstance(one, str), one
+    assert_same(one, other)
+
+
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
     for error in both(ranks, "refused", "error"):
         assert_names(error, "OwnPolicy.forward", "log-probs")
+
+
+def test_statistics_of_one_process_are_refused_on_both(ranks):
+    for error in both(ranks, "apart", "error"):
+        assert_names(error, "normalizer.mean", "update_normalization", "sum_over_ranks")
 
 
 def test_in_bfloat16_ranks_stay_equal(ranks):

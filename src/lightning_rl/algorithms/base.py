@@ -17,6 +17,7 @@ from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_optimizer_state,
     check_replay_is_used,
+    check_statistics_of_ranks,
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
@@ -45,12 +46,7 @@ from lightning_rl.optim.update import (
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.policies.weights import check_weights_are_numbers
-from lightning_rl.rollout.contract import (
-    check_finite,
-    check_time,
-    env_steps_in,
-    without_padding,
-)
+from lightning_rl.rollout.contract import check_finite, check_time, env_steps_in, without_padding
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Configurable
@@ -297,6 +293,8 @@ class Algorithm(LightningModule, ABC, Configurable):
             steps = without_padding(rollout)
             if "padding" not in rollout.keys() or ranks.agree(steps.batch_size[1] > 0):
                 self.policy.update_normalization(steps)
+                if ranks.world_size() > 1 and self.policy.version == 0:
+                    check_statistics_of_ranks(self.policy)
         self.policy.version += 1
         self.data.publish()
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))

@@ -207,6 +207,24 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
     )
 
 
+def check_statistics_of_ranks(policy: Policy) -> None:
+    """Refuse statistics of observations that differ between processes.
+
+    Raises:
+        ConfigurationError: names the buffer; on all ranks.
+    """
+    sums = {name: float(buffer.double().sum()) for name, buffer in policy.named_buffers()}
+    first, *others = ranks.gather_over_ranks(sums)
+    # As texts, because NaN differs from itself.
+    different = [name for name in first if any(str(o[name]) != str(first[name]) for o in others)]
+    require(
+        not different,
+        f"{type(policy).__name__}: {quoted(different)} differ between processes, because "
+        "update_normalization gets the observations of one process. Combine its statistics by "
+        "lightning_rl.extend.ranks, such as sum_over_ranks.",
+    )
+
+
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
     """Warn of an algorithm's own parameters that no gradient has reached in the whole run."""
     names = {id(p): name for name, p in algorithm.named_parameters()}

@@ -24,7 +24,7 @@ from lightning_rl.algorithms.sequence_sampler import (
     SequenceSampler,
     most_minibatches,
 )
-from lightning_rl.kwargs import OnPolicyAlgorithmKwargs, Unpack
+from lightning_rl.kwargs import OnPolicyAlgorithmKwargs, RolloutAlgorithmKwargs, Unpack
 from lightning_rl.optim.update import LearningRateSchedule, Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
@@ -39,36 +39,22 @@ GATHER_BYTES = 2**22
 """Bytes of the samples that one gather copies for several minibatches."""
 
 
-class OnPolicyAlgorithm(Algorithm):
-    """An algorithm that trains on each rollout once, in several passes.
+class RolloutAlgorithm(Algorithm):
+    """An algorithm that trains on each rollout once, in several passes, whoever acted.
 
     A subclass writes `training_step` and `loss`.
 
     Args:
         policy: the policy to train.
-        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`: divided
-            by 1.5 if the KL of an epoch exceeds twice `desired_kl`, multiplied by 1.5 if the KL is
-            below half of it, within 1e-5 and 1e-2 (extended to include `learning_rate`).
-        desired_kl: target KL of the adaptive schedule.
         n_epochs: passes over a rollout.
         batch_size: transitions per minibatch and process; the last minibatch of a pass is smaller
             if `batch_size` does not divide N*T.
-        gamma: discount per env step.
-        normalize_reward: scale rewards by the running standard deviation of the discounted return,
-            clipped to ±10.
-        target_kl: end the update after an epoch whose mean KL exceeds this; null for never.
-        off_policy_correction: correction for stale rollouts of an `AsyncCollector`: `decoupled`,
-            `loglinear`, `vtrace` (needs a critic) or `bypass`; see `OffPolicyCorrection`.
-        behavior_weight_cap: stale samples with a larger importance weight are ignored.
         sequence_length: steps of truncated backpropagation through time, for a policy with a
             memory; `rollout` for whole rollouts. A minibatch is `batch_size // sequence_length`
             sequences, at least one. Default: 32.
         burn_in: steps before each sequence, without gradients, in which the policy recomputes its
             state from a stored state.
         kwargs: see `Algorithm`.
-
-    Attributes:
-        may_be_stale: whether rollouts may come from older weights; `correction` then applies.
     """
 
     uses_replay = False
@@ -77,35 +63,107 @@ class OnPolicyAlgorithm(Algorithm):
         self,
         policy: Policy,
         *,
-        lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
-        desired_kl: float = 0.01,
         n_epochs: int = 10,
         batch_size: int = 64,
+        sequence_length: SequenceLength = None,
+        burn_in: int = 0,
+        **kwargs: Unpack[RolloutAlgorithmKwargs],
+    ) -> None:
+        super().__init__(policy, batch_size=batch_size, **kwargs)
+        check_sequences(policy, sequence_length, burn_in)
+        check_range("n_epochs", n_epochs, minimum=1)
+        self.n_epochs = n_epochs
+        self.sequence_length: SequenceLength = sequence_length
+        self.burn_in = burn_in
+
+    @abstractmethod
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch [B], and scalars to log; see `Algorithm.objective`."""
+
+    def prepare(self, minibatch: TensorDict) -> TensorDict:
+        """Prepare a whole minibatch [B], without gradients; several ranks: `prepared_fields`."""
+        return add_part_weights(minibatch)
+
+    def prepared_fields(
+        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return fields [S] of all minibatches of an update: `prepare` for several processes.
+
+        Args:
+            flat: [M], the transitions of this rank.
+            order: [S], indices of the drawn samples of all passes.
+            sizes: number of samples of this rank in each minibatch.
+        """
+        return part_weights_over_ranks(flat, order, sizes)
+
+    def passes(
+        self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None
+    ) -> Iterator[Iterator[TensorDict]]:
+        """Yield minibatches [B] of each pass over a rollout [N, T+1], of steps in a mask [N, T]."""
+        sampler = make_sampler(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
+        return epochs(sampler, self.n_epochs, self.batch_size, self.generator, self.prepared_fields)
+
+    def configure_objectives(self) -> list[Objective]:
+        return [self.objective(self.loss, prepare=self.prepare)]
+
+    def minibatches_per_iteration(self) -> int:
+        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
+        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit":
+            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+            if ranks.world_size() > 1:
+                check_prepared_fields(type(self), RolloutAlgorithm)
+
+
+class OnPolicyAlgorithm(RolloutAlgorithm):
+    """An algorithm that trains on each rollout once, in several passes.
+
+    Args:
+        policy: the policy to train.
+        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`: divided
+            by 1.5 if the KL of an epoch exceeds twice `desired_kl`, multiplied by 1.5 if the KL is
+            below half of it, within 1e-5 and 1e-2 (extended to include `learning_rate`).
+        desired_kl: target KL of the adaptive schedule.
+        gamma: discount per env step.
+        normalize_reward: scale rewards by the running standard deviation of the discounted return,
+            clipped to ±10.
+        target_kl: end the update after an epoch whose mean KL exceeds this; null for never.
+        off_policy_correction: correction for stale rollouts of an `AsyncCollector`: `decoupled`,
+            `loglinear`, `vtrace` (needs a critic) or `bypass`; see `OffPolicyCorrection`.
+        behavior_weight_cap: stale samples with a larger importance weight are ignored.
+        kwargs: see `RolloutAlgorithm`.
+
+    Attributes:
+        may_be_stale: whether rollouts may come from older weights; `correction` then applies.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
+        desired_kl: float = 0.01,
         gamma: float = 0.99,
         normalize_reward: bool = False,
         target_kl: float | None = None,
         off_policy_correction: Correction = "decoupled",
         behavior_weight_cap: float = 2.0,
-        sequence_length: SequenceLength = None,
-        burn_in: int = 0,
         **kwargs: Unpack[OnPolicyAlgorithmKwargs],
     ) -> None:
-        super().__init__(policy, batch_size=batch_size, **kwargs)
-        check_sequences(policy, sequence_length, burn_in)
+        super().__init__(policy, **kwargs)
         check_range("desired_kl", desired_kl, above=0)
-        check_range("n_epochs", n_epochs, minimum=1)
         check_range("gamma", gamma, minimum=0, maximum=1)
         check_range("target_kl", target_kl, above=0)
         self.lr_schedule = lr_schedule
         self.desired_kl = desired_kl
-        self.n_epochs = n_epochs
         self.gamma = gamma
         self.target_kl = target_kl
         self.correction = OffPolicyCorrection(
             off_policy_correction, behavior_weight_cap, joint_ratio=policy.joint_ratio
         )
-        self.sequence_length: SequenceLength = sequence_length
-        self.burn_in = burn_in
         self.may_be_stale = False
         if normalize_reward:
             self.reward_normalizer = RewardNormalizer()
@@ -169,45 +227,16 @@ class OnPolicyAlgorithm(Algorithm):
         # All ranks decide alike: a rank that stops alone leaves the other ranks waiting.
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
-        self._check_first_ratio(rollout, keys)
-        sampler = make_sampler(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
+        is_due = not self._ratio_checked and trainer_of(self) is not None
+        if is_due and "sample_log_prob" in keys and self.data.acted_by_policy:
+            self._ratio_checked = check_first_ratio(self.policy, rollout)
         statistics = self.objectives[""].statistics
-        settings = (self.n_epochs, self.batch_size, self.generator, self.prepared_fields)
-        for epoch in epochs(sampler, *settings):
+        for epoch in self.passes(rollout, keys, mask):
             # `target_kl` judges the steps of this epoch alone.
             first = len(statistics)
             yield from epoch
             if self._stops_early(first):
                 return
-
-    def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
-        if self._ratio_checked or trainer_of(self) is None:
-            return
-        if "sample_log_prob" in keys and self.data.acted_by_policy:
-            self._ratio_checked = check_first_ratio(self.policy, rollout)
-
-    @abstractmethod
-    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch [B], and scalars to log; see `Algorithm.objective`."""
-
-    def prepare(self, minibatch: TensorDict) -> TensorDict:
-        """Prepare a whole minibatch [B] before the loss, such as normalizing; without gradients.
-
-        With several processes override `prepared_fields` instead.
-        """
-        return add_part_weights(minibatch)
-
-    def prepared_fields(
-        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """Return fields [S] of all minibatches of an update: `prepare` for several processes.
-
-        Args:
-            flat: [M], the transitions of this rank.
-            order: [S], indices of the drawn samples of all passes.
-            sizes: number of samples of this rank in each minibatch.
-        """
-        return part_weights_over_ranks(flat, order, sizes)
 
     def _stops_early(self, first: int) -> bool:
         """Adapt the learning rate to the epoch's KL; return whether the KL ends the update."""
@@ -221,26 +250,12 @@ class OnPolicyAlgorithm(Algorithm):
 
     # --- hooks of Lightning and `Algorithm` ---
 
-    def configure_objectives(self) -> list[Objective]:
-        return [self.objective(self.loss, prepare=self.prepare)]
-
-    def minibatches_per_iteration(self) -> int:
-        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
-        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
-
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         return LearningRateSchedule(self.lr_schedule, learning_rate, self.desired_kl)
-
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        if stage == "fit":
-            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._ratio_checked = False
-        if ranks.world_size() > 1:
-            check_prepared_fields(type(self), OnPolicyAlgorithm)
 
     def on_train_start(self) -> None:
         # The collector exists only from the start of training.
@@ -318,7 +333,7 @@ def epochs(
     n_epochs: int,
     batch_size: int,
     generator: torch.Generator,
-    prepare: PrepareSamples,
+    prepare: PrepareSamples = lambda *_: {},
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of
 from lightning_rl.policies import Policy
+from lightning_rl.system.torch_private import call_with
 
 
 class ReferencePolicy(nn.Module):
@@ -23,7 +23,7 @@ class ReferencePolicy(nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self._evaluation = (_Evaluation(policy),)  # a tuple hides it from nn.Module
+        self._hidden = (policy,)  # a tuple hides it from nn.Module
         self.copy()
 
     def copy(self) -> None:
@@ -80,15 +80,13 @@ class ReferencePolicy(nn.Module):
         return self._ask(lambda policy: policy.get_action(td, deterministic))
 
     def _ask(self, question: Callable[[Policy], TensorDict]) -> TensorDict:
-        (evaluation,) = self._evaluation
-        names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():
-            state = dict(zip(names, self.kept, strict=True))
-            return functional_call(evaluation, state, (question,))  # type: ignore[no-any-return]  # torch.func
+            state = dict(zip(self._changing(), self.kept, strict=True))
+            return call_with(self._policy, state, question, self._policy)  # type: ignore[no-any-return]  # any function
 
     @property
     def _policy(self) -> Policy:
-        return self._evaluation[0].policy
+        return self._hidden[0]
 
     def _changing(self) -> dict[str, Tensor]:
         policy = self._policy
@@ -100,14 +98,3 @@ class ReferencePolicy(nn.Module):
         changing = policy.state_dict().keys() - constant
         parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         return parameters | {n: b for n, b in policy.named_buffers() if n in changing}
-
-
-class _Evaluation(nn.Module):
-    """A module whose forward pass calls a function of a policy, for `functional_call`."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, question: Callable[[Policy], TensorDict]) -> TensorDict:
-        return question(self.policy)

@@ -6,13 +6,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.algorithms.checks import check_checkpoint
 from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
-from lightning_rl.checkpoints.format import (
-    DESCRIPTION_KEY,
-    SPACES_KEY,
-    WEIGHTS,
-    header,
-    restoring,
-)
+from lightning_rl.checkpoints.format import DESCRIPTION_KEY, SPACES_KEY, WEIGHTS, header, restoring
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout.spaces import space_data
 from lightning_rl.system import ranks

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
-from lightning_rl.buffers.replay_files import (
-    CURE,
-    Part,
-    ReplayLog,
-    parts_of,
-    read_part,
-    write_part,
-)
+from lightning_rl.buffers.replay_files import CURE, Part, ReplayLog, parts_of, read_part, write_part
 from lightning_rl.buffers.transition_ring import (
     CONTINUES,
     FINAL,

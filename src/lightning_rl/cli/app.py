@@ -16,16 +16,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
-from lightning_rl.checkpoints.format import (
-    CONFIG_KEY,
-    STATE_KEY,
-    read_checkpoint,
-    restoring,
-)
+from lightning_rl.checkpoints.format import CONFIG_KEY, STATE_KEY, read_checkpoint, restoring
 from lightning_rl.checkpoints.registry import SECTIONS
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.checking import check_run
-from lightning_rl.cli.first_check import end_with
+from lightning_rl.cli.first_check import CORE, end_with
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -41,7 +36,7 @@ from lightning_rl.system import ranks
 from lightning_rl.system.construction import weights_follow
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
-from lightning_rl.system.extensions import HOOKS, SUBCOMMANDS, function_at
+from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE, accept_plain_numpy_numbers
 from lightning_rl.system.lightning_private import CommandLineAlone
@@ -289,7 +284,7 @@ def run(arguments: Sequence[str]) -> None:
     """Run the command line; print a user's error as one message, and exit with status 1 or 2."""
     quieten_framework()
     try:
-        if arguments[0] in SUBCOMMANDS:
+        if arguments[0] not in CORE:
             if is_trusted(arguments):
                 find_code_here()
             command_line = CommandLine(run, _parsed)

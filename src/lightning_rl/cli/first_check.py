@@ -42,7 +42,7 @@ from lightning_rl.system.extensions import SUBCOMMANDS
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import load_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
-from lightning_rl.system.texts import is_settings_file
+from lightning_rl.system.texts import is_import_path, is_settings_file
 
 CORE = ("fit", "validate", "test", "check", "play")
 """Subcommands that make a run: their options are settings."""
@@ -61,7 +61,8 @@ def first_check(arguments: Sequence[str]) -> None:
         ConfigurationError: for a file that cannot be read, or a missing checkpoint.
     """
     subcommand, options = arguments[0], list(arguments[1:])
-    if subcommand not in (*CORE, *SUBCOMMANDS):
+    is_own = is_import_path(subcommand) and not is_settings_file(subcommand)
+    if subcommand not in (*CORE, *SUBCOMMANDS) and not is_own:
         raise UsageError(_unknown_subcommand(subcommand))
     if asks_for_help(options):
         return

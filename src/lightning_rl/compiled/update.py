@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.compiled.adam import TracedAdam
@@ -18,7 +17,7 @@ from lightning_rl.optim.update_sequence import UpdateSequence, select_forwarded
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
-from lightning_rl.system.torch_private import flatten
+from lightning_rl.system.torch_private import call_with, flatten
 
 
 class CompiledUpdate(Update):
@@ -39,9 +38,8 @@ class CompiledUpdate(Update):
     ) -> None:
         super().__init__(objective, optimizer, phase=phase)
         self.graphs = graphs
-        self._module = _OwnedFunction(objective.owner, self._loss)
         # By identity: a parameter may have several names.
-        names = {id(p): n for n, p in self._module.named_parameters()}
+        names = {id(p): n for n, p in objective.owner.named_parameters()}
         self.names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
         self.adam = None
         if TracedAdam.fits(optimizer, self.parameters):
@@ -214,7 +212,9 @@ class CompiledUpdate(Update):
         leaves = [state[name].detach().requires_grad_() for name in self.names_of_parameters]
         with torch.enable_grad():
             tensors = {**state, **dict(zip(self.names_of_parameters, leaves, strict=True))}
-            loss, scalars = functional_call(self._module, tensors, (minibatch, prepared))
+            loss, scalars = call_with(
+                self.objective.owner, tensors, self._loss, minibatch, prepared
+            )
             if not loss.requires_grad:
                 raise unreached(*self._what)
             leaf_gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -281,12 +281,12 @@ class CompiledSequence(UpdateSequence):
         self._compiled = updates
         self._graphs = graphs
         self._phase = phase
-        self._module = _OwnedFunction(updates[0].objective.owner, follow_up)
+        self._owner = updates[0].objective.owner
         trained = [p for update in updates for p in update.parameters]
         self._tensors = [*trained, *follow_up_outputs]
         names = {
             id(tensor): name
-            for group in (self._module.named_parameters(), self._module.named_buffers())
+            for group in (self._owner.named_parameters(), self._owner.named_buffers())
             for name, tensor in group
         }
         self._names = [names[id(tensor)] for tensor in self._tensors]
@@ -351,19 +351,7 @@ class CompiledSequence(UpdateSequence):
                 rows.append(row)
                 start = stop
             # `state` holds the stepped parameters, because Adam has written them in place.
-            functional_call(self._module, state, ())
+            call_with(self._owner, state, self.follow_up)
             return [torch.cat(rows)]
 
         return step_all, reported
-
-
-class _OwnedFunction(nn.Module):
-    """A function as a module, for calls with other tensors than the owner's."""
-
-    def __init__(self, owner: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.owner = owner
-        self._function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self._function(*inputs)

@@ -1,18 +1,11 @@
 """Parts of algorithms: objectives, checks, replays, processes."""
 
-from lightning_rl.algorithms.action_parts import add_part_weights as add_part_weights
-from lightning_rl.algorithms.action_parts import part_weights_over_ranks as part_weights_over_ranks
 from lightning_rl.algorithms.action_parts import weigh_parts as weigh_parts
 from lightning_rl.algorithms.checks import check_batch_size as check_batch_size
-from lightning_rl.algorithms.checks import check_entropy as check_entropy
-from lightning_rl.algorithms.checks import check_sequences as check_sequences
-from lightning_rl.algorithms.off_policy import check_q_policy as check_q_policy
-from lightning_rl.algorithms.on_policy import TransitionSampler as TransitionSampler
 from lightning_rl.algorithms.on_policy import epochs as epochs
 from lightning_rl.algorithms.on_policy import make_sampler as make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of as states_of
 from lightning_rl.algorithms.rollout_evaluation import write_values as write_values
-from lightning_rl.algorithms.sequence_sampler import most_minibatches as most_minibatches
 from lightning_rl.algorithms.sequence_sampler import steps_of as steps_of
 from lightning_rl.buffers.base import BufferClosed as BufferClosed
 from lightning_rl.buffers.base import OfflineRewards as OfflineRewards
@@ -20,14 +13,9 @@ from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
 from lightning_rl.buffers.base import WriterError as WriterError
 from lightning_rl.buffers.columns import available_bytes as available_bytes
-from lightning_rl.buffers.replay_files import CURE as CURE
-from lightning_rl.buffers.replay_files import REPLAY_FOLDER as REPLAY_FOLDER
 from lightning_rl.optim.update import Objective as Objective
 from lightning_rl.optim.update import Update as Update
 from lightning_rl.optim.update import micro_batches as micro_batches
-from lightning_rl.system.lightning_private import (
-    use_all_processes_for_data as use_all_processes_for_data,
-)
 from lightning_rl.system.sharded import load_whole as load_whole
 from lightning_rl.system.sharded import shard_like as shard_like
 from lightning_rl.system.sharded import whole as whole

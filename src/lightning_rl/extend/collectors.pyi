@@ -3,11 +3,9 @@
 from lightning_rl.collectors.context import EpisodeSettings as EpisodeSettings
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS as MAX_EPISODE_STEPS
 from lightning_rl.collectors.evaluation import action_function as action_function
-from lightning_rl.collectors.evaluation import generators_of as generators_of
 from lightning_rl.collectors.evaluation import logged_values as logged_values
 from lightning_rl.collectors.evaluation import summarize as summarize
 from lightning_rl.collectors.evaluation import wilson_interval as wilson_interval
-from lightning_rl.collectors.first_episodes import ActionFunction as ActionFunction
 from lightning_rl.collectors.first_episodes import FirstEpisodes as FirstEpisodes
 from lightning_rl.collectors.loop import RolloutLoop as RolloutLoop
 from lightning_rl.collectors.loop import run_steps as run_steps
@@ -16,7 +14,6 @@ from lightning_rl.collectors.statistics import EpisodeStatistics as EpisodeStati
 from lightning_rl.collectors.weights import acting_copy as acting_copy
 from lightning_rl.collectors.weights import changing_weights as changing_weights
 from lightning_rl.system.process import Computing as Computing
-from lightning_rl.training.callbacks.checkpoints import BestCheckpoint as BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of as algorithm_of
 from lightning_rl.training.videos import VideoSettings as VideoSettings
 

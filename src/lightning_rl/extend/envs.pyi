@@ -1,6 +1,5 @@
 """Parts of envs: the types of their steps, what they report, random numbers."""
 
-from lightning_rl.envs.chunks import WrapsSingleEnvs as WrapsSingleEnvs
 from lightning_rl.envs.events import Event as Event
 from lightning_rl.envs.events import Term as Term
 from lightning_rl.envs.factories import EnvFactory as EnvFactory
@@ -19,8 +18,6 @@ from lightning_rl.envs.pictures import one_picture as one_picture
 from lightning_rl.envs.refusals import refuse_missing_end as refuse_missing_end
 from lightning_rl.envs.step_results import bounds_of as bounds_of
 from lightning_rl.envs.step_results import check_vector as check_vector
-from lightning_rl.envs.step_results import name_of as name_of
-from lightning_rl.envs.step_results import one_number as one_number
 from lightning_rl.envs.steppers import interventions as interventions
 from lightning_rl.envs.torch.counter_random import hash32 as hash32
 from lightning_rl.envs.torch.counter_random import key_of as key_of

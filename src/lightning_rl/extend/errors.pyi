@@ -1,7 +1,6 @@
 """Errors, and checks that raise them."""
 
 from lightning_rl.system.construction import Configurable as Configurable
-from lightning_rl.system.construction import config_of as config_of
 from lightning_rl.system.construction import do_weights_follow as do_weights_follow
 from lightning_rl.system.errors import EnvFaultError as EnvFaultError
 from lightning_rl.system.errors import check_range as check_range

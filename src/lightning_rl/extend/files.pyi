@@ -18,6 +18,5 @@ from lightning_rl.system.plain_yaml import read_yaml as read_yaml
 from lightning_rl.system.runs import new_run_dir as new_run_dir
 from lightning_rl.system.runs import remove_refused as remove_refused
 from lightning_rl.system.tensors import load_tensors as load_tensors
-from lightning_rl.system.torch_private import EXPORTERS as EXPORTERS
 
 __all__: list[str]

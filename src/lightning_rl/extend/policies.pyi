@@ -8,8 +8,6 @@ from lightning_rl.policies.base import NOISE as NOISE
 from lightning_rl.policies.base import RNG as RNG
 from lightning_rl.policies.base import first_state as first_state
 from lightning_rl.policies.base import noise_for as noise_for
-from lightning_rl.policies.distributions.base import choose as choose
-from lightning_rl.policies.distributions.base import gumbel_ as gumbel_
 from lightning_rl.policies.distributions.base import summed as summed
 from lightning_rl.policies.distributions.base import widened as widened
 from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
@@ -20,7 +18,6 @@ from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEnc
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
 from lightning_rl.policies.networks.perceptron import mlp as mlp
 from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
-from lightning_rl.policies.networks.q_networks import refuse_batch as refuse_batch
 from lightning_rl.policies.normalization import RunningMoments as RunningMoments
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy as PerceptronPolicy
 from lightning_rl.policies.precision import autocast as autocast

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_rl.kwargs import DiscreteActorCriticKwargs, Unpack
 from lightning_rl.policies.distributions.base import Categorical
 from lightning_rl.policies.networks.perceptron import Normalization
-from lightning_rl.policies.networks.q_networks import QEnsemble, refuse_batch
+from lightning_rl.policies.networks.q_networks import QEnsemble
 from lightning_rl.policies.q_actor_critic import QActorCritic
 from lightning_rl.rollout.masks import MASK
 from lightning_rl.system.errors import require
@@ -50,7 +50,11 @@ class DiscreteActorCritic(QActorCritic):
             f"{action_space}. For a Box, use SAC and a SquashedActorCritic; for several choices, "
             "use PPO.",
         )
-        refuse_batch(critic_normalization, "critics with one output per action")
+        require(
+            critic_normalization in ("none", "layer", "rms"),
+            "critic_normalization: critics with one output per action cannot use batch; set none, "
+            "layer or rms.",
+        )
         super().__init__(
             observation_space,
             action_space,

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 
 OF_LIGHTNING = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": (
@@ -51,11 +51,6 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def start_method_of(strategy: Strategy) -> str:
     """Return how a strategy starts processes: `popen`, or fork or spawn, as in notebooks."""
     return str(getattr(strategy, "_start_method", "popen"))
-
-
-def use_all_processes_for_data(strategy: ModelParallelStrategy) -> None:
-    """Shard over all processes; Lightning's default is one data process per node."""
-    strategy._data_parallel_size = strategy.num_nodes * strategy.num_processes
 
 
 def processes_launched_by(strategy: Strategy) -> list[subprocess.Popen[bytes]]:

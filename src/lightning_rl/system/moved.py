@@ -1,10 +1,8 @@
 """Modules at their places of earlier versions: imports of extensions from there keep working."""
 
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+
+from lightning_rl.system.lazy import add_module, names_of
 
 OURS = "lightning_rl"
 
@@ -52,19 +50,6 @@ MODULES = {
 """Modules of extensions, by their earlier packages and by extension."""
 
 
-class MovedModule(ModuleType):
-    """A module of an earlier version, whose names are those of the present module."""
-
-    def __init__(self, name: str, present: str) -> None:
-        super().__init__(name)
-        self._present = present
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `inspect` asks all modules for their files
-            raise AttributeError(name)
-        return getattr(import_module(self._present), name)
-
-
 def add_moved_modules() -> None:
     """Add the modules of earlier versions to `sys.modules`; nothing is imported."""
     extensions = Path(__file__).parents[1] / "extensions"
@@ -79,5 +64,4 @@ def add_moved_modules() -> None:
 
 
 def _add(earlier: str, extension: str) -> None:
-    name, present = f"{OURS}.{earlier}", f"{OURS}.extensions.{extension}"
-    sys.modules.setdefault(name, MovedModule(name, present))
+    add_module(f"{OURS}.{earlier}", names_of(f"{OURS}.extensions.{extension}"))

@@ -1,6 +1,7 @@
 """The only file with internals of torch (tried with 2.13.0); a test checks the imports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,16 +11,17 @@ from torch._inductor import list_options, standalone_compile
 from torch._subclasses import FakeTensorMode
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
+from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "EXPORTERS",
     "MODULE_INTERNALS",
     "READ_NUMBER",
     "TorchDispatchMode",
+    "call_with",
     "copy_all",
     "flatten",
     "has_step_hooks",
@@ -34,12 +36,6 @@ __all__ = [
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 """Operation by which Python reads the value of a tensor."""
 
-EXPORTERS = (
-    "torch.onnx._internal.exporter._registration",
-    "onnxscript.optimizer._constant_folding",
-)
-"""Loggers of unimportant lines."""
-
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """Attributes that `nn.Module` reads at each call."""
 
@@ -50,6 +46,36 @@ def trace(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
     # stack.
     with tracing(TracingContext(FakeTensorMode())):
         return make_fx(function)(*inputs)
+
+
+class _OwnedFunction(torch.nn.Module):
+    def __init__(self, owner: torch.nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.owner, self.forward = owner, function
+
+
+def call_with(
+    owner: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    function: Callable[..., Any],
+    *inputs: Any,
+) -> Any:
+    """Call a function of a module with other parameters and buffers, by their first names."""
+    # By itself, `functional_call` swaps the tensors of a part that has two names twice, and leaves
+    # the other tensors in it.
+    first_names = chain(owner.named_parameters(), owner.named_buffers())
+    others = {id(tensor): tensors[name] for name, tensor in first_names if name in tensors}
+    places = {
+        f"{path}.{name}": others[id(tensor)]
+        for path, part in owner.named_modules(prefix="owner")
+        for name, tensor in chain(
+            part.named_parameters(recurse=False, remove_duplicate=False),
+            part.named_buffers(recurse=False, remove_duplicate=False),
+        )
+        if id(tensor) in others
+    }
+    module = _OwnedFunction(owner, function)
+    return functional_call(module, places, inputs, tie_weights=False)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

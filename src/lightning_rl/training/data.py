@@ -13,11 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
-from lightning_rl.buffers import (
-    ReadInterrupted,
-    Replay,
-    ReplayFactory,
-)
+from lightning_rl.buffers import ReadInterrupted, Replay, ReplayFactory
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds

@@ -22,11 +22,7 @@ from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
-from lightning_rl.system.files import (
-    expanded,
-    gone,
-    shown,
-)
+from lightning_rl.system.files import expanded, gone, shown
 from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell

@@ -19,12 +19,7 @@ from lightning_rl.envs.gymnasium.checksums import FOLD_STEPS
 from lightning_rl.envs.gymnasium.episode_log import EpisodeLog
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.making import (
-    EnvWrapper,
-    make_gymnasium,
-    missing_package,
-    spec_of,
-)
+from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package, spec_of
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.gymnasium.recorded_info import RecordedInfo
 from lightning_rl.envs.infos import (
@@ -39,13 +34,7 @@ from lightning_rl.envs.pictures import one_picture
 from lightning_rl.envs.refusals import refuse_missing_end
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.steppers import ArrayStepper, RolloutStepper
-from lightning_rl.envs.vector_env import (
-    Info,
-    Observation,
-    Options,
-    Seed,
-    VectorEnv,
-)
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.goals import GoalFunction, is_goal_space
 from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice

@@ -3,37 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import Algorithm, ConfigurationError, Policy
+from lightning_rl import Algorithm, ConfigurationError, Policy, RolloutAlgorithm
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import (
-    Objective,
-    add_part_weights,
-    check_batch_size,
-    check_entropy,
-    check_sequences,
-    epochs,
-    make_sampler,
-    micro_batches,
-    most_minibatches,
-    part_weights_over_ranks,
-    states_of,
-    steps_of,
-    weigh_parts,
-)
+from lightning_rl.extend.algorithms import micro_batches, states_of, steps_of, weigh_parts
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.rollout import (
-    add_transition_field,
-    check_time,
-    flat_transitions,
-    map_tree,
-    time_major,
-)
+from lightning_rl.extend.rollout import add_transition_field, flat_transitions, map_tree, time_major
 from lightning_rl.extensions.algorithms.teacher import Teacher
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION
@@ -47,7 +26,7 @@ DROPOUT = 0.2
 """Default share of steps whose condition is dropped."""
 
 
-class BehaviorCloning(Algorithm):
+class BehaviorCloning(RolloutAlgorithm):
     """Maximize the log-prob of demonstrated actions, or minimize the loss of a flow.
 
     It needs `data.collector: DatasetCollector`. An iteration is `n_epochs` passes over all
@@ -66,16 +45,12 @@ class BehaviorCloning(Algorithm):
 
     Args:
         policy: the policy to train; a critic is not trained.
-        n_epochs: passes over the demonstrations, or over a rollout, per iteration.
         ent_coef: weight of the entropy bonus.
         advantage_temperature: T of advantage-weighted regression: each step has the weight
             exp(advantage / T), at most 20, scaled to mean 1. The dataset needs the labels of
             `rl-cli label`, whose returns lie in [-1, 0]; 0.05 is usual. Default: equal weights.
         condition_dropout: share of the steps of a pass that train without their condition, for a
             `ConditionedPolicy`. Default: 0.2.
-        sequence_length: steps of truncated backpropagation through time, for a policy with a
-            memory; `rollout` for whole demonstrations. Default: 32.
-        burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
         teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm, or a
             list of checkpoints; null for training on demonstrations.
         teacher_key: with several teachers, the observation key with one number per teacher; the
@@ -83,24 +58,19 @@ class BehaviorCloning(Algorithm):
         teacher_env_steps: env steps, over all processes, in which the share of the teacher's
             actions falls from 1 to 0; with 0 only the student acts.
         trust_code: import any class that the teacher's checkpoint names.
-        kwargs: see `Algorithm`.
+        kwargs: see `RolloutAlgorithm`.
 
     Raises:
         ConfigurationError: for a number out of range.
     """
 
-    uses_replay = False
-
     def __init__(
         self,
         policy: Policy,
         *,
-        n_epochs: int = 10,
         ent_coef: float = 0.0,
         advantage_temperature: float | None = None,
         condition_dropout: float | None = None,
-        sequence_length: int | Literal["rollout"] | None = None,
-        burn_in: int = 0,
         teacher: str | list[str] | None = None,
         teacher_key: str | None = None,
         teacher_env_steps: int = 0,
@@ -108,9 +78,12 @@ class BehaviorCloning(Algorithm):
         **kwargs: Unpack[BehaviorCloningKwargs],
     ) -> None:
         super().__init__(policy, **kwargs)
-        check_sequences(policy, sequence_length, burn_in)
-        check_range("n_epochs", n_epochs, minimum=1)
-        check_entropy(policy, ent_coef)
+        check_range("ent_coef", ent_coef, minimum=0)
+        require(
+            policy.has_entropy or ent_coef == 0,
+            f"ent_coef={ent_coef:g} needs an entropy, but the entropy of {type(policy).__name__} "
+            "is unknown: set ent_coef: 0, or give the flow noise: learnt.",
+        )
         check_range("advantage_temperature", advantage_temperature, above=0)
         check_range("condition_dropout", condition_dropout, minimum=0, maximum=1)
         check_range("teacher_env_steps", teacher_env_steps, minimum=0)
@@ -128,10 +101,7 @@ class BehaviorCloning(Algorithm):
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
             "is no teacher. Set teacher: PATH, or remove these settings.",
         )
-        self.n_epochs = n_epochs
         self.ent_coef = ent_coef
-        self.sequence_length = sequence_length
-        self.burn_in = burn_in
         self.teacher = teacher
         self.teacher_key = teacher_key
         self.teacher_env_steps = teacher_env_steps
@@ -140,18 +110,10 @@ class BehaviorCloning(Algorithm):
         self.trust_code = trust_code
         self._teacher: Teacher | None = None  # while it trains
 
-    def configure_objectives(self) -> list[Objective]:
-        return [self.objective(self.loss, prepare=add_part_weights)]
-
-    def minibatches_per_iteration(self) -> int:
-        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
-        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
-
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "fit":
             return  # evaluation needs no teacher
-        check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
         if self.teacher is not None:
             paths = [self.teacher] if isinstance(self.teacher, str) else self.teacher
             policies = [
@@ -196,7 +158,6 @@ class BehaviorCloning(Algorithm):
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        check_time(rollout)
         teacher = self._teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
@@ -206,12 +167,8 @@ class BehaviorCloning(Algorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         if self.data.replay is None:
-            lengths = self.sequence_length, self.burn_in
-            sampler = make_sampler(
-                self.policy, rollout, self._fields(rollout, mask), mask, *lengths
-            )
-            settings = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *settings))
+            passes = self.passes(rollout, self._fields(rollout, mask), mask)
+            minibatches: Iterator[TensorDict] = chain.from_iterable(passes)
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:

@@ -32,6 +32,7 @@ def frozen_policy(
             "whenever it is created: give the path of a run directory or a file.",
         )
         base = load_trained(checkpoint, trust_code=trust_code, output_dir=Path()).policy
+        base.set_precision("")  # the run of the new policy decides the precision
     elif make is not None and checkpoint is None:
         base = make(observation_space, action_space)
     else:

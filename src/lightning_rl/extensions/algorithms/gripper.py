@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl import SquashedActorCritic
 from lightning_rl.extend.errors import require
-from lightning_rl.extend.policies import RNG, mlp, noise_for, refuse_batch, widened
+from lightning_rl.extend.policies import RNG, mlp, noise_for, widened
 from lightning_rl.extend.spaces import StructuredActions
 from lightning_rl.kwargs import GripperActorCriticKwargs, Unpack
 
@@ -60,7 +60,10 @@ class GripperActorCritic(SquashedActorCritic):
         critic_normalization: Literal["none", "layer", "rms"] = "none",
         **kwargs: Unpack[GripperActorCriticKwargs],
     ) -> None:
-        refuse_batch(critic_normalization, "an arm with a gripper")
+        require(
+            critic_normalization in ("none", "layer", "rms"),
+            "critic_normalization: an arm with a gripper cannot use batch; set none, layer or rms.",
+        )
         arm, commands = _parts(action_space)
         super().__init__(
             observation_space,

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from lightning_rl import Algorithm, SquashedActorCritic
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import (
-    Objective,
-    check_q_policy,
-    epochs,
-    make_sampler,
-    write_values,
-)
+from lightning_rl.extend.algorithms import Objective, epochs, make_sampler, write_values
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import mlp, widened
 from lightning_rl.extend.rollout import add_transition_field, next_observations
@@ -82,7 +76,11 @@ class DatasetActorCritic(Algorithm):
         **kwargs: Unpack[DatasetActorCriticKwargs],
     ) -> None:
         name = type(self).__name__
-        check_q_policy(name, policy, SquashedActorCritic)
+        require(
+            isinstance(policy, SquashedActorCritic),
+            f"{name} trains an actor and Q critics, but the policy is a {type(policy).__name__}: "
+            "set model.policy: {class_path: SquashedActorCritic}, or a subclass of it.",
+        )
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
         check_range("gamma", gamma, minimum=0, maximum=1)
         check_range("n_epochs", n_epochs, minimum=1)
@@ -162,7 +160,7 @@ class DatasetActorCritic(Algorithm):
         # In the order of configure_objectives: V, then the critics, then the actor.
         names = tuple(self.objectives)
         update = self.learner.sequence(names, self.update_target, self._moved)
-        for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
+        for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator):
             for minibatch in epoch:
                 # Drawn here, because a compiled update cannot use a generator.
                 update(minibatch.update(self.noise_fields(len(minibatch))))
@@ -344,8 +342,3 @@ class AWAC(DatasetActorCritic):
 def _following(minibatch: TensorDict) -> TensorDict:
     """Return the next observations of samples [B], as observations."""
     return TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-
-
-def _nothing(flat: TensorDict, order: Tensor, sizes: Any) -> dict[str, Tensor]:
-    """Draw no fields of the samples."""
-    return {}

@@ -1,28 +1,21 @@
 """Base class of algorithms that train on the frames of a recorded dataset."""
 
-from abc import abstractmethod
 from typing import Any
 
 from tensordict import TensorDict
-from torch import Tensor
 
-from lightning_rl import Algorithm, Policy
-from lightning_rl.extend.algorithms import Objective, TransitionSampler, check_batch_size, epochs
-from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.rollout import flat_transitions
+from lightning_rl import RolloutAlgorithm
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.datasets.frames import RecordedFrames
 
 
-class FrameAlgorithm(Algorithm):
+class FrameAlgorithm(RolloutAlgorithm):
     """Base class of algorithms whose `data.env` shows recorded frames; a subclass writes `loss`.
 
     Args:
         policy: its action is the predicted label of a frame.
-        n_epochs: passes over the frames of a rollout.
-        kwargs: see `Algorithm`.
+        kwargs: see `RolloutAlgorithm`.
     """
-
-    uses_replay = False
 
     env_class: type[RecordedFrames]
     """Class of `data.env`."""
@@ -30,25 +23,8 @@ class FrameAlgorithm(Algorithm):
     FIELDS: tuple[str, ...] = ("observation", "action", "weight")
     """The fields of a rollout that the loss reads; `action` holds the label."""
 
-    def __init__(self, policy: Policy, *, n_epochs: int = 1, **kwargs: Any) -> None:
-        super().__init__(policy, **kwargs)
-        check_range("n_epochs", n_epochs, minimum=1)
-        self.n_epochs = n_epochs
-
-    def configure_objectives(self) -> list[Objective]:
-        return [self.objective(self.loss)]
-
-    @abstractmethod
-    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of samples [B], and scalars to log."""
-
-    def minibatches_per_iteration(self) -> int:
-        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
-
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit":
-            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
         # Refuses an env of another class before training.
         _ = self.frames_env
         require(
@@ -77,13 +53,7 @@ class FrameAlgorithm(Algorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # The policy's action was a guess; the loss reads the label in its place.
         rollout["action"].copy_(rollout["label"])
-        flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
-        epoch_settings = (self.n_epochs, self.batch_size, self.generator, _nothing)
-        for epoch in epochs(TransitionSampler(flat), *epoch_settings):
-            for minibatch in epoch:
+        for minibatches in self.passes(rollout, self.FIELDS, None):
+            for minibatch in minibatches:
                 self.update(minibatch)
         self.finish_iteration(rollout)
-
-
-def _nothing(flat: TensorDict, index: Tensor, sizes: Any) -> dict[str, Tensor]:
-    return {}

@@ -133,7 +133,7 @@ class SHAC(APG):
         )
         add_transition_field(rollout, "return", target)
         sampler = make_sampler(self.policy, rollout, ("observation", "return"), None, None, 0)
-        epoch_settings = self.n_epochs, self.batch_size, self.generator, _nothing
+        epoch_settings = self.n_epochs, self.batch_size, self.generator
         # The data of all passes are the same: targets are computed once per rollout.
         for epoch in epochs(sampler, *epoch_settings):
             for minibatch in epoch:
@@ -155,8 +155,3 @@ class SHAC(APG):
         rank_zero_info("SHAC starts with a copy of the checkpoint's critic as its target critic.")
         # The target critic is still a copy of the random critic of the constructor.
         self.target_critic.load_state_dict(self.policy.critic.state_dict())
-
-
-def _nothing(flat: TensorDict, order: Tensor, sizes: Any) -> dict[str, Tensor]:
-    """Draw no fields of the critic's samples."""
-    return {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_rl import Policy
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RolloutActor, first_state
-from lightning_rl.extend.rollout import copy_tree, map_tree, step_views, time_major
+from lightning_rl.extend.rollout import copy_tree, map_tree, time_major
 from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.algorithms.residual import part_for
 
@@ -80,7 +80,7 @@ class Teacher:
 
         Memories continue from the last rollout, and restart with each episode.
         """
-        *slots, bootstrap_slot = step_views(rollout.select("observation", "done"))
+        *slots, bootstrap_slot = time_major(rollout.select("observation", "done")).unbind(0)
         # Envs whose episode went on after the last rollout keep their memory.
         self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
         for slot in slots:

@@ -19,7 +19,7 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.extend.collectors import BestCheckpoint, algorithm_of
+from lightning_rl.extend.collectors import algorithm_of
 from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.files import expanded, remove_refused, write_atomically
@@ -304,8 +304,8 @@ class RunCheck(Callback):
         # Drawing needs a reset of the env, which fails again if the env's check failed.
         if not env_check.failed:
             self._film(trainer, data)
-        callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
-        metrics = [c.metric for c in callbacks if isinstance(c, BestCheckpoint)]
+        monitors = [getattr(c, "monitor", None) for c in trainer.checkpoint_callbacks]
+        metrics = [metric for metric in monitors if metric is not None]
         # The training env tells nothing of another evaluation env.
         if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:

@@ -8,11 +8,14 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from lightning_rl.extend.collectors import ActionFunction, Computing
+from lightning_rl.extend.collectors import Computing
 from lightning_rl.extend.envs import Observation
 from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import named, names_of
+
+ActionFunction = Callable[[Observation, Tensor], Tensor]
+"""Chooses actions [N, *A] for observations [N, ...] and the rows that run, [N] bool."""
 
 
 class ChunksAhead:

@@ -25,7 +25,7 @@ from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.playing import play_side_by_side
-from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.reader import Reader, read_episodes
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 from lightning_rl.functional import first_episode_mask
 
@@ -52,6 +52,7 @@ class DatasetCollector(Collector):
             pass over the dataset shuffles them. Default: read all episodes once.
         ends: how episodes ended if the dataset does not record it, see `read_episodes`.
         actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
+        reader: your class that reads the dataset, see `read_episodes`.
 
     Raises:
         ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
@@ -73,6 +74,7 @@ class DatasetCollector(Collector):
         episodes_per_rollout: int | None = None,
         ends: Ends | None = None,
         actions_outside: Outside = "clip",
+        reader: Reader | None = None,
     ) -> None:
         super().__init__(context)
         env = context.env
@@ -100,14 +102,14 @@ class DatasetCollector(Collector):
             self._rollout = self._allocate(self._rows, [len(episode) for episode in played])
             self._fill(played)
             return
+        settings: Any = {"ends": ends, "actions_outside": actions_outside, "reader": reader}
         self._dataset = read_episodes(
             path,
             keys,
             observation_space=space,
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
-            ends=ends,
-            actions_outside=actions_outside,
+            **settings,
         )
         self._count = episodes or len(self._dataset)
         if self._count > len(self._dataset):

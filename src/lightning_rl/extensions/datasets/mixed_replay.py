@@ -13,11 +13,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import Replay, ReplayBuffer
-from lightning_rl.extend.algorithms import CURE, REPLAY_FOLDER, OfflineRewards, ReplayFactory
+from lightning_rl.extend.algorithms import OfflineRewards, ReplayFactory
 from lightning_rl.extend.checkpoints import find_checkpoint, read_checkpoint
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded
-from lightning_rl.extend.rollout import INFO, GoalFunction, final_observations, map_tree
+from lightning_rl.extend.rollout import GoalFunction, final_observations, map_tree
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.reader import read_episodes
@@ -141,7 +141,7 @@ class MixedReplay(Replay):
             "MixedReplay stores single actions, but the env takes chunks of actions: remove "
             "ActionChunk, or use a ReplayBuffer.",
         )
-        infos = [str(key) for key in rollout.keys() if str(key).startswith(INFO)]
+        infos = [str(key) for key in rollout.keys() if str(key).startswith("info/")]
         require(
             not infos,
             f"data.extra_fields keeps {', '.join(infos)} of each step, but MixedReplay joins the "
@@ -264,7 +264,8 @@ class MixedReplay(Replay):
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         require(
             "online" in state and "offline" in state,
-            f"The checkpoint's replay is not a MixedReplay, but data.replay is. {CURE}",
+            "The checkpoint's replay is not a MixedReplay, but data.replay is. "
+            "Start with an empty replay: --restore_replay false.",
         )
         for name in ("online", "offline"):
             getattr(self, name).load_state_dict(state[name], folder)
@@ -344,7 +345,7 @@ def _of_replay(
         for state in states:
             room = max(1, state["end"] - state["begin"]) * state["num_envs"]
             replay = ReplayBuffer(*spaces, state["num_envs"], capacity=room)
-            replay.load_state_dict(state, checkpoint.parent / REPLAY_FOLDER)
+            replay.load_state_dict(state, checkpoint.parent / "replay")
             yield from map(Episode.of_steps, fragments(replay))
 
     return sum((s["end"] - s["begin"]) * s["num_envs"] for s in states), episodes()

@@ -11,7 +11,7 @@ from lightning_rl.extend.envs import EnvFactory, Observation, Seed
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.spaces import flat_actions
 from lightning_rl.extensions.datasets.ends import Ends
-from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.reader import Reader, read_episodes
 
 
 class DatasetSpaces(VectorEnv):
@@ -19,7 +19,7 @@ class DatasetSpaces(VectorEnv):
 
     Args:
         num_envs: N.
-        path, keys, ends: see `read_episodes`.
+        path, keys, ends, reader: see `read_episodes`.
 
     Raises:
         ConfigurationError: if the dataset cannot be read, or does not describe its actions.
@@ -31,9 +31,10 @@ class DatasetSpaces(VectorEnv):
         path: str,
         keys: dict[str, str] | None = None,
         ends: Ends | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.num_envs, self.device = num_envs, torch.device("cpu")
-        observation, action = read_episodes(path, keys, ends=ends).spaces()
+        observation, action = read_episodes(path, keys, ends=ends, reader=reader).spaces()
         self.single_observation_space = observation
         self.single_action_space = flat_actions(action)
 
@@ -65,5 +66,9 @@ def spaces_of_collector(collector: Any) -> EnvFactory:
         "data.offline is true, but data.collector names no dataset: set data.collector: "
         "{class_path: DatasetCollector, init_args: {path: ...}}, or remove data.offline.",
     )
-    names = [name for name in ("path", "keys", "ends") if collector_settings.get(name) is not None]
+    names = [
+        name
+        for name in ("path", "keys", "ends", "reader")
+        if collector_settings.get(name) is not None
+    ]
     return partial(DatasetSpaces, **{name: collector_settings[name] for name in names})

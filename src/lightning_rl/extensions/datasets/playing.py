@@ -10,17 +10,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import Policy, VectorEnv
-from lightning_rl.extend.collectors import (
-    ActionFunction,
-    FirstEpisodes,
-    action_function,
-    generators_of,
-)
+from lightning_rl.extend.collectors import FirstEpisodes, action_function
 from lightning_rl.extend.envs import Observation, PhaseTimer, interventions, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
 from lightning_rl.extend.rollout import map_tree
-from lightning_rl.extensions.datasets.ahead import single
+from lightning_rl.extensions.datasets.ahead import ActionFunction, single
 from lightning_rl.extensions.datasets.episode import Episode
 
 
@@ -54,7 +49,8 @@ class ChunkActor:
         self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
         # The fallback draws for each row in turn and keeps the state of the policy.
         self._one_by_one = action_function(policy, num_envs, seeds)
-        self._generators = generators_of(policy, seeds or ())
+        device = policy.version.device
+        self._generators = [torch.Generator(device).manual_seed(int(seed)) for seed in seeds or ()]
         # One pass for all rows needs noise drawn before the pass, and no state.
         self._together = seeds is not None and not policy.masks_actions
         self._together &= "state" not in policy.extra_fields and policy.draw_noise([1]).numel() > 0

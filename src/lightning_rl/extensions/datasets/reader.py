@@ -1,6 +1,6 @@
 """Open a dataset in LeRobot's or Minari's format."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +16,9 @@ from lightning_rl.extensions.datasets.lerobot_reader import LeRobotEpisodes
 from lightning_rl.extensions.datasets.minari import MinariEpisodes, minari_folder
 from lightning_rl.extensions.wrappers.encoded import encoded, recorded_space
 
+Reader = Callable[[Path, Mapping[str, str], Any, Any, Ends | None], Episodes]
+"""Opens a dataset from its path, `keys`, spaces of observations and actions, and `ends`."""
+
 
 def read_episodes(
     path: str | Path,
@@ -26,8 +29,9 @@ def read_episodes(
     fps: float | None = None,
     ends: Ends | None = None,
     actions_outside: Outside = "clip",
+    reader: Reader | None = None,
 ) -> Episodes:
-    """Open the directory of a LeRobotDataset v3.0 or of a Minari dataset.
+    """Open the directory of a LeRobotDataset v3.0, of a Minari dataset, or of your own format.
 
     Args:
         path: path of the directory.
@@ -35,14 +39,15 @@ def read_episodes(
             `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
             `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
             `infos` can be mapped.
-        observation_space: observation space of the env; checked if given, and only its columns are
-            read. Pictures become the features of an `EncodedObservations`.
-        action_space: action space of the env; checked if given.
-        fps: frames per second of the env; checked if given.
+        observation_space: of the env; checked if given, and only its columns are read. Pictures
+            become the features of an `EncodedObservations`.
+        action_space: of the env; checked if given.
+        fps: of the env; checked if given.
         ends: how episodes ended if the dataset does not record it: see `EndRule`. The rule is
             logged, as a warning if it is a guess.
         actions_outside: clip actions outside the bounds of a Box, with one warning, or refuse
             them. Choices that the action space does not have are always refused.
+        reader: your subclass of `Episodes`, for another format.
 
     Returns:
         the episodes in recorded order. Choices count from 0, as in policies, if the action space is
@@ -61,21 +66,26 @@ def read_episodes(
         f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (it contains "
         "meta/info.json) or of a Minari dataset (it contains data/metadata.json).",
     )
-    reader = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
+    if reader is None:
+        reader = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
     recorded = None if observation_space is None else recorded_space(observation_space)
-    episodes: Episodes = reader(directory, keys or {}, recorded, action_space, ends)
+    episodes = reader(directory, keys or {}, recorded, action_space, ends)
     if observation_space is not None and recorded != observation_space:
         episodes.encode = partial(encoded, observation_space)
     episodes.action_space, episodes.actions_outside = action_space, actions_outside
-    dataset_fps = episodes.fps  # None: Minari datasets have no rate
+    _check_fps(directory, episodes.fps, fps)
+    _report_rule(directory, episodes.rule)
+    return episodes
+
+
+def _check_fps(directory: Path, dataset_fps: float | None, fps: float | None) -> None:
+    # Minari datasets have no rate.
     require(
         fps is None or dataset_fps is None or abs(fps - dataset_fps) <= 1e-3 * fps,
         f"The dataset at {directory} has {dataset_fps or 0:g} frames per second, but the env takes "
         f"{fps or 0:g} steps per second, so an action would have another duration. Record the "
         "dataset with this env, or set the env to the dataset's rate.",
     )
-    _report_rule(directory, episodes.rule)
-    return episodes
 
 
 def _report_rule(directory: Path, rule: EndRule | None) -> None:

@@ -17,17 +17,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
-from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, ActionFunction, run_steps
-from lightning_rl.extend.envs import (
-    EXECUTED_ACTION,
-    INTERVENED,
-    Observation,
-    one_number,
-    report_intervention,
-)
+from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, run_steps
+from lightning_rl.extend.envs import EXECUTED_ACTION, INTERVENED, Observation, report_intervention
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import MASK, allowed_random_action, as_policy_counts, first_choice
+from lightning_rl.extensions.datasets.ahead import ActionFunction
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.teleoperation.intervention import (
     Event,
@@ -270,13 +265,13 @@ def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
 
 def _number(info: dict[str, Any], name: str) -> float:
     value = info.get(name, 0.0)
-    number = one_number(value)
-    if number is None:
+    number = np.asarray(value.cpu() if isinstance(value, Tensor) else value)
+    if number.size != 1 or number.dtype.kind not in "biuf":
         raise ConfigurationError(
             f"info['{name}'] is {value!r}, but a frame holds one number of that name: remove the "
             "name from extra."
         )
-    return number
+    return float(number.item())
 
 
 class _BackgroundWriter:

@@ -29,12 +29,12 @@ from lightning_rl.extend.cli import (
     read_config,
     value_of,
 )
-from lightning_rl.extend.collectors import ActionFunction, action_function
+from lightning_rl.extend.collectors import action_function
 from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import tell, tell_from_handler
 from lightning_rl.extend.policies import picture_keys
-from lightning_rl.extensions.datasets.ahead import ChunksAhead, single
+from lightning_rl.extensions.datasets.ahead import ActionFunction, ChunksAhead, single
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
     RecordedEpisode,

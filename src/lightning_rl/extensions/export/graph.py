@@ -17,7 +17,6 @@ from torch.export import Dim, ExportedProgram
 from lightning_rl import ConfigurationError, Policy, PolicyWrapper
 from lightning_rl.extend.checkpoints import executed_tensors
 from lightning_rl.extend.errors import require
-from lightning_rl.extend.files import EXPORTERS
 from lightning_rl.extend.policies import first_state
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import MASK, StructuredActions, space_spec
@@ -201,6 +200,13 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
 def _reason(error: Exception) -> str:
     words = " ".join(str(error).replace("For more information, run with TORCH_LOGS=", "").split())
     return textwrap.shorten(words or type(error).__name__, 300, placeholder=" ...") + "."
+
+
+EXPORTERS = (
+    "torch.onnx._internal.exporter._registration",
+    "onnxscript.optimizer._constant_folding",
+)
+"""Loggers of unimportant lines."""
 
 
 @contextmanager

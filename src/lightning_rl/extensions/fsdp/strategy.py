@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lightning_rl import Policy, PolicyWrapper
-from lightning_rl.extend.algorithms import load_whole, shard_like, use_all_processes_for_data, whole
+from lightning_rl.extend.algorithms import load_whole, shard_like, whole
 from lightning_rl.extend.errors import require
 from lightning_rl.extensions.fsdp.sharding import Acting, Sharding
 
@@ -58,7 +58,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         policy.sharding = Sharding(policy, self.device_mesh["data_parallel"], self.acting)
 
     def setup_environment(self) -> None:
-        use_all_processes_for_data(self)
+        # Shard over all processes; Lightning's default is one data process per node.
+        self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
     # Lightning's strategy would restore checkpoints in its own format, after `on_fit_start`.

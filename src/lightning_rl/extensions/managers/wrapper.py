@@ -11,15 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv, VectorEnvWrapper
-from lightning_rl.extend.envs import (
-    Info,
-    Options,
-    RestoreError,
-    Seed,
-    WrapsSingleEnvs,
-    key_of,
-    seeds_of,
-)
+from lightning_rl.extend.envs import Info, Options, RestoreError, Seed, key_of, seeds_of
 from lightning_rl.extend.envs import Observation as Observed
 from lightning_rl.extend.errors import EnvFaultError, require
 from lightning_rl.extend.rollout import map_tree
@@ -159,16 +151,15 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         return self._observed(self._memory, observation)
 
     def _end_each(self, terminations: Mapping[str, Termination], name: str) -> None:
-        if not isinstance(self.env, WrapsSingleEnvs):
+        wrap_single_envs = getattr(self.env, "wrap_single_envs", None)
+        if wrap_single_envs is None:
             raise ConfigurationError(
                 f"{name} has terminations ({', '.join(terminations)}), but an env of this kind "
                 "cannot reset single rows: use terminations with a GymnasiumEnv; tasks and "
                 "MujocoEnv have their own setting terminations."
             )
         terms = merged(Termination, {}, terminations, name)
-        self.env.wrap_single_envs(
-            partial(EndsByTerms, terms=terms, step_dt=self.step_dt, owner=name)
-        )
+        wrap_single_envs(partial(EndsByTerms, terms=terms, step_dt=self.step_dt, owner=name))
 
     def _seeds(self, seed: Seed) -> None:
         # Without a seed, the streams continue with the next episode.

@@ -11,13 +11,7 @@ from typing import Any, Literal
 import gymnasium
 from jsonargparse import Namespace
 
-from lightning_rl.extend.cli import (
-    NEEDED,
-    CommandLine,
-    Option,
-    checkpoint_options,
-    parse_options,
-)
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, checkpoint_options, parse_options
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import dump_yaml, tell, write_atomically
 from lightning_rl.extend.policies import picture_keys

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.envs import name_of, one_picture
+from lightning_rl.extend.envs import one_picture
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.spaces import by_name, names_of
 from lightning_rl.extensions.teleoperation.intervention import (
@@ -491,7 +491,7 @@ class _Window:
         if surface is None:
             return
         if self._env.render_mode == "rgb_array":
-            picture = one_picture(name_of(self._env), self._env.render())
+            picture = one_picture(str(self._env), self._env.render())
             # pygame indexes pictures by x first, NumPy by row first.
             frame = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
             pygame.transform.scale(frame, surface.get_size(), surface)

@@ -14,10 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, RLDataModule, VectorEnv
-from lightning_rl.extend.collectors import (
-    VideoSettings,
-    algorithm_of,
-)
+from lightning_rl.extend.collectors import VideoSettings, algorithm_of
 from lightning_rl.extend.envs import EnvTimeoutError, one_picture
 from lightning_rl.extend.files import write_atomically
 from lightning_rl.extensions.videos.film import Film, require_video_packages

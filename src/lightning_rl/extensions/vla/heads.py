@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import gymnasium
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import choose, gumbel_
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
 
@@ -121,6 +120,10 @@ class ActionHead(nn.Module, ABC):
         return (action.flatten(1) - self.center) / self.scale
 
 
+HeadFactory = Callable[[gymnasium.spaces.Box, Level, Statistics, int], ActionHead]
+"""Makes a head from the space of a chunk, the level, the statistics and D, the size of a slot."""
+
+
 class TokenHead(ActionHead):
     """One of n bins for each number of a chunk, all from one pass ("parallel decoding").
 
@@ -152,12 +155,13 @@ class TokenHead(ActionHead):
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
         size = self.num_slots * self.num_bins
-        return gumbel_(torch.empty(*batch, size, device=self.center.device), generator)
+        exponential = torch.empty(*batch, size, device=self.center.device)
+        return exponential.exponential_(generator=generator).log_().neg_()
 
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
         log_probs = self._log_probs(features)
         # Gumbel noise: the largest sum is a sample, and without noise the mode.
-        tokens = choose(log_probs, noise)
+        tokens = (log_probs if noise is None else log_probs + noise.view_as(log_probs)).argmax(-1)
         # The centers of the bins reach from -1 to 1, both included.
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {

@@ -22,6 +22,7 @@ from lightning_rl.extensions.vla.flow import FlowHead, FlowSettings, SlotExpert
 from lightning_rl.extensions.vla.heads import (
     ActionHead,
     GaussianHead,
+    HeadFactory,
     Level,
     Statistics,
     TokenHead,
@@ -221,6 +222,7 @@ class VLAPolicy(ChunkPolicy):
         observation_space, action_space: spaces of one env.
         backbone: default: `TinyVLA`.
         head: `token`, n bins per number of the chunk; `gaussian`; or `flow`, see `FlowHead`.
+        own_head: your subclass of `ActionHead`, instead of `head`.
         log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
             ratio leaves the clip range soonest.
         num_bins: n of the token head.
@@ -247,6 +249,7 @@ class VLAPolicy(ChunkPolicy):
         backbone: Backbone | None = None,
         *,
         head: Literal["token", "gaussian", "flow"] = "token",
+        own_head: HeadFactory | None = None,
         log_prob_level: Level = "token",
         num_bins: int = 21,
         temperature: float = 1.0,
@@ -258,15 +261,7 @@ class VLAPolicy(ChunkPolicy):
     ) -> None:
         check_range("num_bins", num_bins, minimum=2)
         check_range("temperature", temperature, above=0)
-        require(
-            head == "flow" or flow is None,
-            f"flow is for head: flow, but head is {head}: set head: flow, or remove flow.",
-        )
-        require(
-            head != "flow" or temperature == 1,
-            f"temperature={temperature:g} is for tokens and Gaussians, but head is flow: set "
-            "flow.noise_level, or remove temperature.",
-        )
+        _check_head(head, own_head, flow, temperature)
         body = TinyVLA() if backbone is None else backbone
         require(
             action_statistics is not None or statistics_key is None,
@@ -280,6 +275,8 @@ class VLAPolicy(ChunkPolicy):
                 # By name, because the file may list the numbers of an action in another order.
                 order = names_of(space)
                 statistics = action_bounds_of(action_statistics, statistics_key, size, order)
+            if own_head is not None:
+                return own_head(space, log_prob_level, statistics, body.slot_size)
             if head == "token":
                 layer = body.token_head(num_bins)
                 to_logits = nn.Linear(body.slot_size, num_bins) if layer is None else layer
@@ -305,6 +302,24 @@ class VLAPolicy(ChunkPolicy):
             return None, None
         size, order = self.head.action_size, names_of(self.action_space)
         return read_action_bounds(file, self.statistics_key, size, order), file
+
+
+def _check_head(
+    head: str, own_head: HeadFactory | None, flow: FlowSettings | None, temperature: float
+) -> None:
+    require(
+        head == "flow" or flow is None,
+        f"flow is for head: flow, but head is {head}: set head: flow, or remove flow.",
+    )
+    require(
+        head != "flow" or temperature == 1,
+        f"temperature={temperature:g} is for tokens and Gaussians, but head is flow: set "
+        "flow.noise_level, or remove temperature.",
+    )
+    require(
+        own_head is None or head == "token",
+        f"head is {head}, but own_head replaces it: remove one of the two.",
+    )
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:

@@ -93,7 +93,9 @@ class Categorical(ActionDistribution):
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         log_probs = self._log_probs(output)
-        index = choose(log_probs, noise)
+        # The largest sum with Gumbel noise is a sample (Maddison, Tarlow and Minka 2014, "A*
+        # Sampling", section 2). `multinomial` would synchronize with the device.
+        index = (log_probs if noise is None else log_probs + noise.view_as(log_probs)).argmax(-1)
         return {
             "action": index if self.shape else index.squeeze(-1),
             "sample_log_prob": self._gather(log_probs, index),
@@ -135,16 +137,6 @@ def summed(values: Tensor, executed: Tensor | None) -> Tensor:
 def widened(output: Tensor) -> Tensor:
     """Return a network's output [...] in float32, if it has less precision."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
-
-
-def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """Return one of n categories [B] by log-probs [B, n] and Gumbel noise [B, n]; None: the mode.
-
-    Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2 (argmax(log p + g)).
-    """
-    # Do not use `multinomial`, which synchronizes with the device.
-    keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
-    return keys.argmax(-1)
 
 
 def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:

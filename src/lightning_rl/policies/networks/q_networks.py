@@ -28,7 +28,7 @@ from lightning_rl.policies.networks.perceptron import (
     layer_sizes,
     linear,
 )
-from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.errors import check_range
 
 CriticNormalization = Literal[Normalization, "batch"]
 """`Normalization`, or `batch`: over the minibatch (Ioffe and Szegedy 2015)."""
@@ -295,15 +295,3 @@ class QEnsemble(nn.Module):
 
 def _joined(features: Tensor, unit_action: Tensor | None) -> Tensor:
     return features if unit_action is None else torch.cat([features, unit_action], dim=-1)
-
-
-def refuse_batch(normalization: str, owner: str) -> None:
-    """Refuse batch normalization for critics that do not support it.
-
-    Raises:
-        ConfigurationError: if `normalization` is `batch`.
-    """
-    require(
-        normalization != "batch",
-        f"critic_normalization: {owner} cannot use batch; set none, layer or rms.",
-    )

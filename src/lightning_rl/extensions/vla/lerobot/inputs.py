@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.spaces import names_of
-from lightning_rl.extensions.vla.lerobot.directory import (
-    ENVIRONMENT,
-    STATE,
-    PolicyDirectory,
-)
+from lightning_rl.extensions.vla.lerobot.directory import ENVIRONMENT, STATE, PolicyDirectory
 from lightning_rl.extensions.vla.lerobot.network import Network
 from lightning_rl.extensions.vla.lerobot.processors import Processors
 

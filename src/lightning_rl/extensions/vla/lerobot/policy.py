@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import config_of, do_weights_follow, require
+from lightning_rl.extend.errors import do_weights_follow, require
 from lightning_rl.extend.files import expanded
 from lightning_rl.extend.policies import check_weights_are_numbers
 from lightning_rl.extend.spaces import names_of
@@ -181,7 +181,7 @@ class LeRobotPolicy(ChunkPolicy):
         if not do_weights_follow():
             check_weights_are_numbers(self, path)
         self.eval()
-        self._places = places
+        self._places, self._keys, self._model_path = places, keys, language_model or path
         self.has_critic = directory.kind != "diffusion"
 
     @property
@@ -325,15 +325,14 @@ class LeRobotPolicy(ChunkPolicy):
 
     def read_saved(self, path: str) -> "LeRobotPolicy":
         """Return the policy of a directory from `save_directory`."""
-        init_args = config_of(self)["init_args"]
         # The directory of a SmolVLA does not hold its language model.
-        model_path = init_args.get("language_model") or init_args["path"]
+        language_model = self._model_path if self.directory.kind == "smolvla" else None
         return LeRobotPolicy(
             self.observation_space,
             self.action_space,
             path,
-            keys=init_args.get("keys"),
-            language_model=model_path if self.directory.kind == "smolvla" else None,
+            keys=self._keys,
+            language_model=language_model,
             ignore_keys=self.ignore_keys,
         )
 
