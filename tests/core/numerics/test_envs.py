@@ -428,7 +428,7 @@ def test_an_env_that_cannot_be_made_says_why(arguments, message):
         ("HalfCheetah-v5", "mujoco is not installed", "pip install -e '.[mujoco]'"),
         ("LunarLander-v3", "Box2D is not installed", "pip install 'gymnasium[box2d]'"),
         ("CartPole-v1", "pygame is not installed", "pip install 'gymnasium[classic-control]'"),
-        ("LunarLander-v3", "opencv (cv2) is not installed", "pip install 'gymnasium[other]'"),
+        ("CartPole-v1", "opencv (cv2) is not installed", "pip install 'gymnasium[other]'"),
         ("CartPole-v1", "No module named 'ale_py'", "pip install 'gymnasium[atari]'"),
         ("Tree-v0", "frobnicate is not installed", "frobnicate"),
     ],
