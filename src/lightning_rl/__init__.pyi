@@ -66,7 +66,6 @@ from lightning_rl.envs import (
 from lightning_rl.envs.wrapper import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.extensions.algorithms.apg import APG as APG
 from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning as BehaviorCloning
-from lightning_rl.extensions.algorithms.curiosity import Curious as Curious
 from lightning_rl.extensions.algorithms.curiosity import CuriousPPO as CuriousPPO
 from lightning_rl.extensions.algorithms.curiosity import CuriousSAC as CuriousSAC
 from lightning_rl.extensions.algorithms.curiosity import (

@@ -72,11 +72,55 @@ class BehaviorCloningKwargs(TypedDict, total=False):
     max_nonfinite_steps: int
     compile: Setting
 
-class CuriousKwargs(TypedDict, total=False):
+class CuriousPPOKwargs(TypedDict, total=False):
+    gae_lambda: float
+    clip_coef: float
+    clip_value_loss: bool
+    normalize_advantage: Literal["minibatch", "rollout", "off", False]
+    ent_coef: float
+    vf_coef: float
+    critic_warmup_iterations: int
+    lr_schedule: Literal["constant", "linear", "adaptive"]
+    desired_kl: float
+    n_epochs: int
+    batch_size: int
+    gamma: float
+    normalize_reward: bool
+    target_kl: float | None
+    off_policy_correction: Correction
+    behavior_weight_cap: float
+    sequence_length: SequenceLength
+    burn_in: int
+    learning_rate: float
+    max_grad_norm: float | None
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
+
+class CuriousSACKwargs(TypedDict, total=False):
+    target_entropy: float | None
+    alpha_learning_rate: float | None
+    init_alpha: float
+    learn_alpha: bool
+    entropy_in_target: bool
+    num_target_critics: int | None
+    critic_learning_rate: float | None
+    policy_delay: int
+    normalize_reward: bool
+    batch_size: int
+    gamma: float
+    n_steps: int
+    tau: float | None
+    updates_per_env_step: float
+    publish_every_updates: int
+    random_env_steps: int
+    learning_starts: int | None
+    max_grad_norm: float | None
+    random_shift: int
+    sequence_length: int | None
+    burn_in: int
     learning_rate: float
     lr_schedule: Literal["constant", "linear"]
-    batch_size: int
-    max_grad_norm: float | None
     optimizer: OptimizerFactory | None
     max_nonfinite_steps: int
     compile: Setting

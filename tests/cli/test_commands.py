@@ -570,9 +570,9 @@ BAD_OPTIONS = [
     (
         ["--gamma", "0.9"],
         2,
-        "Unknown setting 'gamma'; close matches: model.gamma of SAC and others",
+        "Unknown setting 'gamma'; here it is --model.gamma of SAC and others",
     ),
-    (["--replay", "x"], 2, "Unknown setting 'replay'; close matches: data.replay."),
+    (["--replay", "x"], 2, "Unknown setting 'replay'; here it is --data.replay."),
     (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
     (["--data.num_env", "3"], 2, "num_env"),
     (["--data.num_envs", "many"], 2, "data.num_envs must be a whole number, got 'many'"),
@@ -843,7 +843,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+OF_MODEL = "known here: APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
 OF_COLLECTOR = "known here: AsyncCollector, DatasetCollector, RayCollector, SyncCollector"
 WHOLE = [
     (

@@ -612,7 +612,7 @@ def test_a_table_of_settings_lists_them_all():
 OWNERS = {
     "model": (
         *(lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
-        *(lightning_rl.SAC, lightning_rl.TD3),
+        *(lightning_rl.SAC, lightning_rl.TD3, lightning_rl.SymmetricPPO, lightning_rl.CuriousPPO),
     ),
     "data": (lightning_rl.RLDataModule,),
     "trainer": (lightning_rl.RLTrainer, Trainer),

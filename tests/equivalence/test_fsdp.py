@@ -266,7 +266,7 @@ REFUSED = {
     ),
     "outside": (
         {"algorithm": OwnParameter},
-        ("fsdp", "OwnParameter", "'temperature'", "--trainer.strategy"),
+        ("fsdp", "OwnParameter", "temperature", "--trainer.strategy"),
     ),
 }
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -10,12 +10,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl import PPO, SAC, Algorithm, Policy
+from lightning_rl import PPO, SAC, Algorithm, Policy, SquashedActorCritic
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RunningMoments, mlp
 from lightning_rl.extend.rollout import add_transition_field, next_observations
 from lightning_rl.functional import discounted_return
+from lightning_rl.kwargs import CuriousPPOKwargs, CuriousSACKwargs, Unpack
 
 LIMIT = 5.0
 """Bound of a normalized number of a state, in standard deviations."""
@@ -127,7 +128,13 @@ CuriosityFactory = Callable[[gymnasium.Space[Any]], RandomNetworkDistillation]
 """Makes the curiosity for an observation space; in YAML {class_path: RandomNetworkDistillation}."""
 
 
-class Curious(Algorithm):
+if TYPE_CHECKING:
+    _Base = Algorithm
+else:
+    _Base = object  # the algorithm is the second base of a subclass
+
+
+class Curious(_Base):
     """Add the reward of a `RandomNetworkDistillation` to each fresh rollout, and train on it.
 
     Combine it with an algorithm: `class CuriousPPO(Curious, PPO)`. A replay keeps the rewards of
@@ -190,6 +197,15 @@ class CuriousPPO(Curious, PPO):
         kwargs: see `PPO`.
     """
 
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        curiosity: CuriosityFactory = RandomNetworkDistillation,
+        **kwargs: Unpack[CuriousPPOKwargs],
+    ) -> None:
+        super().__init__(policy, curiosity=curiosity, **kwargs)
+
 
 class CuriousSAC(Curious, SAC):
     """SAC with a reward for novelty; see `Curious`.
@@ -199,6 +215,15 @@ class CuriousSAC(Curious, SAC):
         curiosity: see `Curious`.
         kwargs: see `SAC`.
     """
+
+    def __init__(
+        self,
+        policy: SquashedActorCritic,
+        *,
+        curiosity: CuriosityFactory = RandomNetworkDistillation,
+        **kwargs: Unpack[CuriousSACKwargs],
+    ) -> None:
+        super().__init__(policy, curiosity=curiosity, **kwargs)
 
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
         # Curiosity learns from rollouts, not from minibatches of the replay.
