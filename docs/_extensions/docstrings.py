@@ -19,10 +19,11 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 import lightning_rl
-from lightning_rl.system.construction import Configurable
+from lightning_rl.system.construction import Configurable, NamedSettings
 from lightning_rl.system.renamed import RefusesEarlierNames
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
+HIDDEN = (Configurable, NamedSettings, RefusesEarlierNames)
 ATTRIBUTES = ("attribute", "data", "property")
 KEPT: dict[str, list[str]] = {}
 BY_LAST_PART: dict[Any, dict[str, list[str]]] = {}
@@ -168,9 +169,7 @@ def leave_out_bases(
 ) -> None:
     """Leave out bases that nobody else subclasses."""
     bases[:] = [
-        base
-        for base in bases
-        if base not in (Configurable, RefusesEarlierNames) and not base.__name__.startswith("_")
+        base for base in bases if base not in HIDDEN and not base.__name__.startswith("_")
     ] or [object]
 
 

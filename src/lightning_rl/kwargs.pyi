@@ -82,13 +82,13 @@ class CuriousPPOKwargs(TypedDict, total=False):
     critic_warmup_iterations: int
     lr_schedule: Literal["constant", "linear", "adaptive"]
     desired_kl: float
-    n_epochs: int
-    batch_size: int
     gamma: float
     normalize_reward: bool
     target_kl: float | None
     off_policy_correction: Correction
     behavior_weight_cap: float
+    n_epochs: int
+    batch_size: int
     sequence_length: SequenceLength
     burn_in: int
     learning_rate: float
