@@ -29,7 +29,7 @@ from lightning_rl.algorithms.run_state import RunState
 from lightning_rl.algorithms.training_data import TrainingData
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint
+from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, restoring
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import Episode, Watcher, logged_values
 from lightning_rl.compiled.choice import CompileDecision, Setting, StepsCompileDecision
@@ -445,7 +445,7 @@ class Algorithm(LightningModule, ABC, Configurable):
     def load_rank_state(self, state: RankState | None) -> None:
         """Restore the state of this rank; None if the number of ranks has changed."""
         if self.reward_normalizer is not None:
-            self.reward_normalizer.carry = None if state is None else state["carry"]
+            self.reward_normalizer.set_extra_state(state or {"carry": None})
         if state is None:
             return
         shuffle, torch_stream = state["shuffle"], state["torch"]
@@ -476,8 +476,9 @@ class Algorithm(LightningModule, ABC, Configurable):
             ConfigurationError: if the checkpoint has another policy or algorithm, or weights that
                 are not finite.
         """
-        self.on_load_checkpoint(checkpoint)
-        self.load_state_dict(checkpoint["state_dict"])
+        with restoring("weights and counters"):
+            self.on_load_checkpoint(checkpoint)
+            self.load_state_dict(checkpoint["state_dict"])
         check_weights_are_numbers(self.policy, "the checkpoint")
         self._run_state.resumed = {}
 

@@ -1,7 +1,7 @@
 """Checks of an algorithm's settings, before a run starts."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from lightning_rl.checkpoints.format import (
     STATE_KEY,
     WEIGHTS,
     check_schema,
+    check_types,
     restoring,
 )
 from lightning_rl.checkpoints.saved import settings_of
@@ -367,12 +368,19 @@ def check_checkpoint(
         "the optimizer, the envs and the random streams are missing. Resume from last.ckpt, or "
         "begin a new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
     )
+    if trainer is not None:
+        # Lightning takes numbers of any type, and fails later.
+        loops = {name: getattr(trainer, name).state_dict() for name in LOOPS}
+        check_types(checkpoint.get("loops"), loops, "The checkpoint's loops")
     described = saved.get(DESCRIPTION_KEY, {})
     checkpoint["state_dict"] = with_statistics(module, checkpoint["state_dict"], described)
     check_weights(module.state_dict(), checkpoint["state_dict"], USE_ITS_CONFIG)
     check_description(policy, saved, USE_ITS_CONFIG)
     return saved
 
+
+LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
+"""Attributes of a trainer, and keys in a checkpoint."""
 
 USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone uses it)."
 
@@ -479,17 +487,25 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                     raise ValueError(f"{name} is {saved_group[name]!r}, but must be a number")
         numbers = [number for group in saved for number in group["params"]]
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        complete: Set[str] = set()  # names of the moments of the first parameter
         for number, parameter in zip(numbers, parameters, strict=True):
             entries = state["state"].get(number, {})
-            for name in LIKE_PARAMETERS:
-                value = entries.get(name)
-                if value is not None and value.shape != parameter.shape:
+            moments = {name: entries.get(name) for name in LIKE_PARAMETERS}
+            moments = {name: value for name, value in moments.items() if value is not None}
+            complete = complete or moments.keys()
+            if entries and moments.keys() != complete:
+                raise ValueError(f"{', '.join(sorted(complete ^ moments.keys()))} is missing")
+            for name, value in moments.items():
+                if value.shape != parameter.shape:
                     raise ValueError(
                         f"{name} has the shape {list(value.shape)}, but its parameter "
                         f"{list(parameter.shape)}"
                     )
-            if not _is_number(entries.get("step", 0)):
-                raise ValueError(f"step is {entries['step']!r}, but must be a number")
+                if not value.isfinite().all():  # would make the next weights NaN
+                    raise ValueError(f"{name} holds numbers that are not finite")
+            step = entries.get("step", 0)
+            if not _is_number(step) or step < 0:
+                raise ValueError(f"step is {step!r}, but must be a number of at least 0")
 
 
 def _check_same_optimizer(method: Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:

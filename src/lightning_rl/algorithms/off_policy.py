@@ -284,7 +284,8 @@ class OffPolicyAlgorithm(Algorithm):
             return
         saved_rates = saved["per_env_step"], saved["learning_starts"]
         if saved_rates == (self.updates_per_env_step, self.learning_starts):
-            self._counted_from = saved["counted_from"]
+            steps, updates = saved["counted_from"]
+            self._counted_from = int(steps), int(updates)
             return
         # Count a new rate from the checkpoint. Counting from the start of the run would cause a
         # burst of updates, or a long time without updates.

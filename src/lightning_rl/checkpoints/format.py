@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 
 from lightning_rl.system.errors import ConfigurationError
@@ -41,6 +42,19 @@ MOST_REPEATED = 2**20
 
 FULL, WEIGHTS = "full", "weights"
 """The kinds of checkpoints: a run resumes from `full`; a policy acts with `weights`."""
+
+TYPES: dict[str, Any] = {
+    **{"state_dict": {}, "optimizer_states": [], "lr_schedulers": [], "loops": {}},
+    **{"callbacks": {}, "epoch": 0, "global_step": 0, "pytorch-lightning_version": ""},
+    CONFIG_KEY: "",
+    STATE_KEY: {
+        **{"env_steps": 0, "ranks": [], "guards": {}},
+        "computing": {"compiled": False, "steps": {"compiled": False}},
+        "updates": {"per_env_step": 0.0, "learning_starts": 0},
+    },
+    "RLDataModule": {"collectors": [], "replays": []},
+}
+"""Values of the types that a checkpoint has, by key."""
 
 KEPT_WITH_WEIGHTS = (
     "epoch",
@@ -122,13 +136,28 @@ def restoring(part: str) -> Iterator[None]:
         raise
     except (
         *(ArithmeticError, AssertionError, AttributeError, LookupError),
-        *(MemoryError, TypeError, ValueError, RuntimeError),
+        *(MemoryError, TypeError, ValueError, RuntimeError, gymnasium.error.Error),
     ) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
             f"The checkpoint's {part} cannot be restored ({type(error).__name__}: {reason}): its "
             f"content does not fit this run. {ANOTHER}"
         ) from error
+
+
+def check_types(saved: Any, like: Any, name: str) -> None:
+    """Refuse a saved value, or a value in it, of another type than that in `like`."""
+    if saved is None and not isinstance(like, int | float | str):
+        return  # a part that this run did not have
+    kinds: Any = (int, float) if isinstance(like, float) else type(like)
+    if not isinstance(saved, kinds):
+        raise ConfigurationError(
+            f"{name} cannot be restored: it is of the type {type(saved).__name__}, but must be of "
+            f"the type {type(like).__name__}. {ANOTHER}"
+        )
+    for key, child in like.items() if isinstance(like, dict) else ():
+        if key in saved:  # the keys differ between versions
+            check_types(saved[key], child, f"{name}: {key}" if ":" not in name else f"{name}.{key}")
 
 
 def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> None:
@@ -141,6 +170,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
         )
     schema, release = state.get("schema"), own_version()
     if schema == SCHEMA:
+        check_types(checkpoint, TYPES, name)
         _check_complete(checkpoint, name)
         return
     writer = f"lightning_rl {state['version']}" if "version" in state else "an early lightning_rl"
@@ -170,7 +200,8 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
     for key, children in contents.items() if isinstance(contents, dict) else ():
         value = checkpoint.get(key)
         names = set(map(str, value)) if isinstance(value, dict) else set()
-        missing = [] if children is None else [f"{key}.{c}" for c in children if c not in names]
+        listed = map(str, children) if isinstance(children, list) else ()
+        missing = [f"{key}.{child}" for child in listed if child not in names]
         if key not in checkpoint or missing:
             raise ConfigurationError(
                 f"{name} lacks '{missing[0] if key in checkpoint else key}', which it had when it "

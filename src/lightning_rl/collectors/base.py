@@ -140,7 +140,7 @@ class Collector(ABC, NamedSettings):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state before the first `collect`."""
-        self.env_steps = state["env_steps"]
+        self.env_steps = int(state["env_steps"])
         if len(state["statistics"]["return"]) == self.env.num_envs:  # one running return per env
             self.statistics.load_state_dict(state["statistics"])
 

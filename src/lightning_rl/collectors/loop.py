@@ -348,9 +348,9 @@ class RolloutLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state; if the env cannot be restored, warn and begin new episodes."""
         self._generator.set_state(state["generator"].cpu())
-        self.rollouts = state["rollouts"]
-        self.env_steps = state.get("env_steps", self.env_steps)  # older checkpoints lack it
-        self.reports_success = state["reports_success"]
+        self.rollouts = int(state["rollouts"])
+        self.env_steps = int(state.get("env_steps", self.env_steps))  # older checkpoints lack it
+        self.reports_success = bool(state["reports_success"])
         if self._plan.reset_every_rollout or self.rollouts == 0:
             return  # new episodes begin in any case
         try:

@@ -185,12 +185,12 @@ class EpisodeStatistics:
         self._length.copy_(state["length"])
         # Older checkpoints lack the entries with a default.
         self._incomplete.copy_(state.get("incomplete", torch.tensor(False)))
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
-        self.successes.extend(state["successes"])
-        self.takeovers.extend(map(tuple, state.get("takeovers", ())))
+        self.returns.extend(map(float, state["returns"]))
+        self.lengths.extend(map(int, state["lengths"]))
+        self.successes.extend(map(bool, state["successes"]))
+        self.takeovers.extend((int(a), int(b)) for a, b in state.get("takeovers", ()))
         self._taken.copy_(state.get("taken", torch.tensor(0)))
-        self.episodes = state["episodes"]
+        self.episodes = int(state["episodes"])
 
 
 class EnvReports:

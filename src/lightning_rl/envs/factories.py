@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.infos import READ
@@ -175,7 +176,7 @@ def check_no_pauses(env: VectorEnv) -> None:
 def _refuse_other_libraries(env: Any, setting: str) -> None:
     cls = env if isinstance(env, type) else type(env)
     # An instance with a spec is made by its id, for which `_what_makes` has the better cure.
-    if issubclass(cls, VectorEnv) or (env is not cls and getattr(env, "spec", None) is not None):
+    if issubclass(cls, VectorEnv) or (env is not cls and _spec_of(env) is not None):
         return
     cure = replacement(env if env is cls else _unwrapped(env))
     if cure is not None and env is not cls:
@@ -252,10 +253,15 @@ def _what_makes(env: Any) -> str:
     if isinstance(env, VectorEnv):
         name = type(env).__name__
         return f"Pass its factory: {name}, or partial({name}, ...) with its settings."
-    spec = env.spec
+    spec = _spec_of(env)
     if spec is None:
         return _to_register(type(_unwrapped(env)))
     return f"Pass its factory: {_of_id(spec.id, spec.kwargs)}."
+
+
+def _spec_of(env: Any) -> EnvSpec | None:
+    spec = getattr(env, "spec", None)
+    return spec if isinstance(spec, EnvSpec) else None  # EnvPool has a class of its own
 
 
 def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:

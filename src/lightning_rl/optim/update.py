@@ -392,8 +392,8 @@ class UpdateStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters."""
-        self.applied, self.skipped = state["passed"], state["skipped"]
-        self.in_a_row = state["in_a_row"]
+        self.applied, self.skipped = int(state["passed"]), int(state["skipped"])
+        self.in_a_row = int(state["in_a_row"])
 
 
 def is_finite(scalars: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class RewardNormalizer(RunningMoments):
             continues: [N] bool, whether the rollout continues the last episode; None for all.
             counted: [N, T] bool, the entries that are not padding; None for all.
         """
-        if self.carry is None or self.carry.shape[0] != reward.shape[0]:
+        if self.carry is None or self.carry.shape != reward.shape[:1]:
             self.carry = torch.zeros_like(reward[:, 0])
         # A resumed run reads the state into the memory of the CPU.
         carry = self.carry.to(reward.device)
@@ -147,7 +147,8 @@ class RewardNormalizer(RunningMoments):
         return {"carry": self.carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.carry = state["carry"]
+        carry = state["carry"]
+        self.carry = None if carry is None else torch.as_tensor(carry)
 
 
 class ReturnNormalizer(RewardNormalizer):

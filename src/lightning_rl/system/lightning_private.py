@@ -1,6 +1,8 @@
 """The only file with internals of Lightning (tried with 2.6.6); a test checks `OF_LIGHTNING`."""
 
+import re
 import subprocess
+from traceback import walk_tb
 from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
@@ -20,6 +22,10 @@ OF_LIGHTNING = {
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
     "lightning.pytorch.loggers.WandbLogger": ("_wandb_init",),
     "lightning.pytorch.cli.LightningCLI": ("_parse_ckpt_path",),
+    "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector": (
+        *("resume_start", "restore_model", "restore_datamodule", "restore_callbacks"),
+        "restore_training_state",
+    ),
 }
 """Attributes of instances, by class."""
 
@@ -41,6 +47,13 @@ def skip_signal_exchange(trainer: Trainer) -> None:
     """Skip the exchange about signals before each batch, which takes 2 ms with gloo."""
     # The graceful stop asks all ranks itself.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]  # there is no hook
+
+
+def was_restoring(error: BaseException) -> bool:
+    """Return whether Lightning was restoring a checkpoint when an error was raised."""
+    # No hook surrounds the restoring of callbacks, loops and optimizers.
+    names = (frame.f_code.co_qualname for frame, _ in walk_tb(error.__traceback__))
+    return any(re.match(r"_CheckpointConnector\._?(restore|resume_start)", name) for name in names)
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:

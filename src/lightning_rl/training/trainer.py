@@ -18,12 +18,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
+from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import expanded, gone, shown
-from lightning_rl.system.lightning_private import omit_anonymous
+from lightning_rl.system.lightning_private import omit_anonymous, was_restoring
 from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
@@ -319,9 +320,11 @@ class RLTrainer(Trainer, Configurable):
         leaving = before_forced_exit(self._report_error)
         with alone as self._check_run_dir, leaving, interrupted_by_signals():
             try:
-                super().fit(
-                    model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
-                )
+                with _restoring():
+                    super().fit(
+                        *(model, train_dataloaders, val_dataloaders, datamodule),
+                        *(ckpt_path, weights_only),
+                    )
                 self._print_closing()
             # An error while the checkpoint is written, or a log: an older checkpoint is complete.
             except WriteError as error:
@@ -453,9 +456,20 @@ class RLTrainer(Trainer, Configurable):
             # Lightning skips the evaluation at a limit of 0, also when it was requested.
             setattr(self, limit, 1.0)
         try:
-            yield
+            with _restoring():
+                yield
         finally:
             setattr(self, limit, user_limit)
+
+
+@contextmanager
+def _restoring() -> Iterator[None]:
+    """Turn an error of Lightning while it restores a checkpoint into one message."""
+    try:
+        yield
+    except Exception as error:
+        with restoring("content") if was_restoring(error) else nullcontext():
+            raise
 
 
 def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:

@@ -44,10 +44,13 @@ def forged(tree, path, value):
     return [forged(one, rest, value) if i == key else one for i, one in enumerate(tree)]
 
 
+SCALED = {"normalize_reward": True}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run")
-    train(run_dir, data={"total_env_steps": 64})
+    train(run_dir, data={"total_env_steps": 64}, model=SCALED)
     return load(last(run_dir))
 
 
@@ -74,7 +77,52 @@ def test_a_state_of_another_type_ends_in_one_message(name, trained, tmp_path):
     value = torch.zeros(7) if name == "shape" else ["a"]
     torch.save(forged(trained, PARTS[name], value), tmp_path / "a.ckpt")
     with pytest.raises(ConfigurationError, match=r"cannot be restored|belongs to|holds"):
-        train(tmp_path / "run", data=LONGER, ckpt_path=tmp_path / "a.ckpt")
+        train(tmp_path / "run", data=LONGER, model=SCALED, ckpt_path=tmp_path / "a.ckpt")
+
+
+PROGRESS = ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total")
+MOMENTS = ("optimizer_states", 0, "state", 0)
+LOOP, STATISTICS = (("RLDataModule", "collectors", 0, name) for name in ("loop", "statistics"))
+FORGED = [
+    (("loops", "fit_loop"), torch.zeros(3)),
+    (("loops", "fit_loop", "epoch_loop.scheduler_progress"), {}),
+    ((*PROGRESS, "completed"), None),
+    ((*PROGRESS, "ready"), {"a": 1}),
+    (("callbacks",), ["a"]),
+    (("callbacks", "MetricsWriter"), -1),
+    (("callbacks", "MetricsWriter", "eval/avg_reward"), [1]),
+    (("pytorch-lightning_version",), "a"),
+    (("global_step",), 1e308),
+    (("lightning_rl", "contents", "state_dict", 0), {"a": 1}),
+    (("lightning_rl", "computing"), {"compiled": []}),
+    (("lightning_rl", "guards", "", "passed"), {}),
+    (("lightning_rl", "ranks", 0, "carry"), ["a"]),
+    (("state_dict", "reward_normalizer._extra_state"), []),
+    ((*MOMENTS, "exp_avg"), None),
+    ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
+    ((*MOMENTS, "step"), -1),
+    (("RLDataModule", "collectors"), 10**30),
+    ((*LOOP, "env_steps"), [1]),
+    ((*LOOP, "rollouts"), {}),
+    ((*LOOP, "env", "episodes", 0, "start"), {"seed": -1}),
+    ((*STATISTICS, "episodes"), "a"),
+    ((*STATISTICS, "returns"), [[]]),
+    ((*STATISTICS, "lengths"), [None]),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), FORGED)
+def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
+    content = forged(trained, path, value)
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(ConfigurationError) as caught:
+        train(
+            tmp_path / "run",
+            data=LONGER,
+            model=SCALED,
+            ckpt_path=tmp_path / "a.ckpt",
+        )
+    assert "\n" not in str(caught.value)
 
 
 def test_the_state_of_an_optimizer_is_taken_or_refused():
@@ -120,7 +168,7 @@ def test_a_resumed_run_has_the_optimizer_settings_of_its_own(tmp_path):
 @pytest.mark.parametrize(("optimizer", "message"), OTHER_OPTIMIZERS)
 def test_the_state_of_another_optimizer_is_refused(optimizer, message, trained, tmp_path):
     torch.save(trained, tmp_path / "a.ckpt")
-    other = {"optimizer": optimizer}
+    other = SCALED | {"optimizer": optimizer}
     with refused(names=message):
         train(tmp_path / "run", data=LONGER, model=other, ckpt_path=tmp_path / "a.ckpt")
 

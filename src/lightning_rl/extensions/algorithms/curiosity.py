@@ -157,6 +157,7 @@ class Curious(_Base):
         self.curiosity = curiosity(policy.observation_space)
 
     def configure_objectives(self) -> list[Objective]:
+        """Return the losses of the algorithm, and that of the predicting network."""
         curiosity = self.curiosity
         objective = self.objective(
             curiosity.loss,
@@ -168,6 +169,11 @@ class Curious(_Base):
         return [*others, objective]
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
+        """Add the reward to a fresh rollout `batch` [N, T+1], and learn to predict its states.
+
+        Raises:
+            ConfigurationError: the env takes chunks of actions.
+        """
         require(
             "executed" not in batch.keys(),
             f"{type(self).__name__} rewards single actions, but this env takes chunks of actions.",
@@ -181,9 +187,11 @@ class Curious(_Base):
             self.updates["curiosity"](minibatch)
 
     def rank_state(self) -> dict[str, Tensor | None]:
+        """Return the state of this rank, with the running sums of its envs."""
         return super().rank_state() | {"curiosity": self.curiosity.carry}
 
     def load_rank_state(self, state: dict[str, Tensor | None] | None) -> None:
+        """Restore the state of this rank; None if the number of ranks has changed."""
         super().load_rank_state(state)
         self.curiosity.carry = None if state is None else state["curiosity"]
 

@@ -185,7 +185,7 @@ class BestCheckpoint(ModelCheckpoint):
         path = Path(str(self.dirpath)) / "best.ckpt"
         # Without the file, the next evaluation is the best, whatever its score.
         if path.is_file():
-            file, score = str(path), state_dict["best_model_score"]
+            file, score = str(path), torch.as_tensor(state_dict["best_model_score"]).reshape(())
             moved = {
                 "best_model_path": file,
                 "kth_best_model_path": file,

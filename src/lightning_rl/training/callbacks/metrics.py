@@ -85,7 +85,8 @@ class MetricsWriter(Callback):
         return {self.best_metric: self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._best = state_dict.get(self.best_metric)
+        best = state_dict.get(self.best_metric)
+        self._best = None if best is None else float(best)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
         with algorithm_of(trainer.lightning_module).phase("logging"):
