@@ -744,7 +744,9 @@ def strangers_run(directory, name):
     with chdir(directory / f"stranger{ranks.rank()}"):
         config = stranger.write_config(name, trainer=TWO | {"limit_val_batches": 0})
         try:
-            run = RLCLI(["fit", f"--config={config}", f"--trainer.run_dir={directory / name}"])
+            run = RLCLI(
+                ["fit", f"--config={config}", f"--trainer.run_dir={directory}/stranger-{name}"]
+            )
         except ConfigurationError as refusal:
             return str(refusal)
     state = run.model.state_dict()
