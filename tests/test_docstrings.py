@@ -90,7 +90,8 @@ def _functions(path):
             yield node.name, node, ast.get_docstring(node) or "", False
         if isinstance(node, ast.ClassDef) and is_public(node.name):
             cls = getattr(module, node.name)
-            bases = cls.__mro__[1:]
+            # A mixin overrides methods of the other bases of its subclasses.
+            bases = {base for kind in (cls, *cls.__subclasses__()) for base in kind.__mro__} - {cls}
             for method in node.body:
                 if not isinstance(method, ast.FunctionDef):
                     continue
