@@ -20,7 +20,7 @@ from tests.helpers import load
 
 MODULE = """
 from pathlib import Path
-import {name}_helper
+import {name}_helper, elsewhere_of_mine, space_of_mine.part
 Path("imported").touch()
 from lightning_rl import PPO, ActorCritic
 class MyPPO(PPO):
@@ -42,6 +42,10 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     Path(f"{name}.py").write_text(MODULE.format(name=name))
     Path(f"{name}_helper.py").write_text("x = 1\n")
+    for path in (Path("../elsewhere/elsewhere_of_mine.py"), Path("space_of_mine/part.py")):
+        path.parent.mkdir()
+        path.write_text("x = 1")
+    sys.path.append(str(tmp_path / "elsewhere"))
     config = SETTINGS.replace("lightning_rl.PPO", f"{name}.MyPPO")
     Path("mine.yaml").write_text(config.replace("lightning_rl.ActorCritic", f"{name}.MyPolicy"))
     run(["fit", "--config", "mine.yaml", "--trainer.run_dir", "run"])
@@ -52,7 +56,8 @@ def mine(tmp_path, monkeypatch):
 
 def forget(name):
     """Leave no module of a run, as in a new process."""
-    for module in (name, f"{name}_helper"):
+    apart = ("elsewhere_of_mine", "space_of_mine", "space_of_mine.part")
+    for module in (name, f"{name}_helper", *apart):
         sys.modules.pop(module, None)
     Path("imported").unlink(missing_ok=True)
     own._code_of.cache_clear()
@@ -149,6 +154,14 @@ def a_package_in_its_place(checkpoint):
     shutil.copy(f"{name}.py", f"{name}/__init__.py")  # which Python imports before `name.py`
 
 
+def a_package_of_the_namespace(checkpoint):
+    Path("space_of_mine/__init__.py").write_text("open('imported', 'w').close()")
+
+
+def edited_code_elsewhere(checkpoint):
+    Path("../elsewhere/elsewhere_of_mine.py").write_text("x = 2")
+
+
 def linked_code(checkpoint):
     name = name_of(checkpoint)
     Path("other.py").write_text(MODULE.format(name=name) + "# other\n")
@@ -191,6 +204,7 @@ def piped_key(checkpoint):
 ATTACKS = [
     *(changed_config, other_code_is_claimed, swapped, no_signature, odd_signature),
     *(edited_code, edited_helper, a_package_in_its_place, linked_code),
+    *(a_package_of_the_namespace, edited_code_elsewhere),
     *(another_user, open_key, open_directory, linked_key, short_key, no_key, piped_key),
 ]
 
@@ -226,6 +240,21 @@ def test_without_a_home_a_run_trains_and_asks_as_before(place, finished_run, mon
     content = {CONFIG_KEY: "model: {class_path: mine.PPO}", STATE_KEY: {}}
     assert own.signed(content) == content
     assert not own.is_own(content)
+
+
+def test_a_run_that_trusts_the_code_of_a_directory_is_not_signed(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_RL_KEY", str(tmp_path / "key"))
+    for kind, is_signed in (("hf", False), ("class", True)):
+        init_args = f"{{kind: {kind}, model_class: mine.VLA, path: sent, trust_code: true}}"
+        policy = f"{{class_path: lightning_rl.CustomVLA, init_args: {init_args}}}"
+        config = f"model: {{class_path: lightning_rl.PPO, init_args: {{policy: {policy}}}}}"
+        content = {CONFIG_KEY: config, STATE_KEY: {}}
+        assert (own.SIGNATURE_KEY in own.signed(content)[STATE_KEY]) is is_signed
+
+
+def test_the_directory_of_an_environment_of_python_holds_code_of_the_user():
+    # `python -m venv .` makes the project the prefix of Python.
+    assert not any(Path(sys.prefix, "my_env.py").is_relative_to(place) for place in own.INSTALLED)
 
 
 def test_a_default_run_makes_no_key(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import secrets
+import site
 import stat
 import sys
 import sysconfig
@@ -32,8 +33,13 @@ from lightning_rl.system.plain_yaml import load_yaml
 KEY_BYTES = 32
 """Length of a key."""
 
-INSTALLED = tuple(sorted({*sysconfig.get_paths().values()}))
-"""Directories of pip and of Python, whose files are known by their paths alone."""
+INSTALLED = (
+    *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
+    *(*site.getsitepackages(), site.getusersitepackages()),
+)
+"""Directories of pip and of Python, whose files are known by their paths alone.
+
+Not all of `sysconfig.get_paths()`: after `python -m venv .` one is the directory of the project."""
 
 
 def signed(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +47,8 @@ def signed(checkpoint: dict[str, Any]) -> dict[str, Any]:
     config = checkpoint.get(CONFIG_KEY)
     if not isinstance(config, str) or not names_code(config) or (key := _key(make=True)) is None:
         return checkpoint
+    if _trusts_a_file(load_yaml(config)):
+        return checkpoint  # that code is in no module: a swapped file would not be noticed
     try:
         code = _code_of(config, os.getcwd())
     except OSError:  # a deleted directory, or code that cannot be read, ends no run
@@ -83,6 +91,14 @@ def names_code(config: str) -> bool:
     return False
 
 
+def _trusts_a_file(settings: Any) -> bool:
+    """Return whether settings allow the code of a model's directory, or of another checkpoint."""
+    if isinstance(settings, dict) and settings.get("trust_code"):
+        return settings.get("kind") != "class"
+    children = settings.values() if isinstance(settings, dict) else settings
+    return isinstance(settings, dict | list) and any(map(_trusts_a_file, children))
+
+
 def _hmac(key: bytes, config: str, code: Any) -> str:
     content = json.dumps([config, code], sort_keys=True).encode()
     return hmac.new(key, content, hashlib.sha256).hexdigest()
@@ -90,26 +106,26 @@ def _hmac(key: bytes, config: str, code: Any) -> str:
 
 @cache  # a run does not import a file again that is edited meanwhile
 def _code_of(config: str, directory: str) -> dict[str, list[str | None]]:
-    """Return `[file, digest]` of the modules that a configuration names and of their neighbours.
+    """Return `[file, digest]` of the modules that a configuration names, and of all loaded ones.
 
-    Neighbours are loaded modules below the same directories, which a named module may import.
     `directory` is the working directory, from which modules are imported.
     """
     modules = {_module_in(text) for _, text in texts_in(load_yaml(config))} - {""}
     code = {name: _entry(name) for name in sorted(modules) if name.partition(".")[0] != OURS}
-    roots = {_root(name, file) for name, (file, digest) in code.items() if file and digest}
     for name, module in sorted(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source is None or name.partition(".")[0] in ("__main__", "__mp_main__", OURS):
+        if not isinstance(source, str) or name.partition(".")[0] in (
+            "__main__",
+            "__mp_main__",
+            OURS,
+        ):
             continue
-        if any(Path(source).is_relative_to(root) for root in roots):
-            code[name] = _entry(name)
-    return code
-
-
-def _root(module: str, file: str) -> Path:
-    depth = module.count(".") + (Path(file).name == "__init__.py")
-    return Path(file).parents[depth]
+        # Modules that Python did not find on `sys.path` are made at run time, by compilers.
+        if not _is_installed(source) and (entry := _entry(name))[0] == os.path.abspath(source):
+            code[name] = entry
+    # An `__init__.py` that is added to a namespace package later would be imported, too.
+    above = {name.rpartition(".")[0] for name in code} - {*code, ""}
+    return code | {name: _entry(name) for name in sorted(above)}
 
 
 def _module_in(text: str) -> str:
@@ -129,10 +145,14 @@ def _entry(module: str) -> list[str | None]:
     if spec is None or not spec.origin or not os.path.isfile(spec.origin):
         return [None, None]
     file = os.path.abspath(spec.origin)
-    if file.startswith(tuple(f"{place}{os.sep}" for place in INSTALLED)):
+    if _is_installed(file):
         return [file, None]
     with open(file, "rb") as source:
         return [file, hashlib.file_digest(source, "sha256").hexdigest()]
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(tuple(f"{place}{os.sep}" for place in INSTALLED))
 
 
 def _key(make: bool) -> bytes | None:

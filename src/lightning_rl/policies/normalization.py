@@ -147,8 +147,7 @@ class RewardNormalizer(RunningMoments):
         return {"carry": self.carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        carry = state["carry"]
-        self.carry = None if carry is None else torch.as_tensor(carry)
+        self.carry = None if state["carry"] is None else torch.as_tensor(state["carry"])
 
 
 class ReturnNormalizer(RewardNormalizer):
