@@ -325,21 +325,28 @@ def test_an_env_may_write_into_what_it_was_given_and_what_it_returned(as_dict, d
     assert (other.state_dict()["episodes"][0]["actions"] == 0.5).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [("dtype", torch.float64, torch.float32), ("device", torch.device("meta"), "cpu")],
+)
 @pytest.mark.parametrize("when", ["import", "begin", "act"])
-def test_an_env_that_changes_torchs_default_dtype_changes_no_run(tmp_path, when):
-    def float64(env=None):
-        torch.set_default_dtype(torch.float64)
+def test_an_env_that_changes_torchs_defaults_changes_no_run(tmp_path, when, name, value, default):
+    set_default, get_default = (getattr(torch, f"{verb}_default_{name}") for verb in ("set", "get"))
 
-    gymnasium.register("Float64-v0", partial(ScriptedEnv, length=5))
-    expected = train(tmp_path / "plain", env="Float64-v0")[0].state_dict()
-    changed = partial(ScriptedEnv, length=5, **({} if when == "import" else {when: float64}))
-    gymnasium.register("Float64-v1", changed)
+    def change(env=None):
+        set_default(value)
+
+    gymnasium.register("Plain-v0", partial(ScriptedEnv, length=5))
+    expected = train(tmp_path / "plain", env="Plain-v0")[0].state_dict()
+    changed = partial(ScriptedEnv, length=5, **({} if when == "import" else {when: change}))
+    gymnasium.register("Changed-v0", changed)
     try:
         if when == "import":
-            float64()
-        with refused(UserWarning, names=("torch.float64", "torch.set_default_dtype", "dtype=")):
-            module = train(tmp_path / "changed", env="Float64-v1")[0]
-        assert torch.get_default_dtype() is torch.float32
+            change()
+        with refused(UserWarning, names=(str(value), f"torch.set_default_{name}", f"{name}=")):
+            module = train(tmp_path / "changed", env="Changed-v0")[0]
+        assert get_default() == (torch.device(default) if name == "device" else default)
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
     assert all(torch.equal(expected[key], value) for key, value in module.state_dict().items())

@@ -111,16 +111,22 @@ def _act(error: Exception) -> None:
             act(error)
 
 
-def restore_default_dtype(owner: str) -> None:
-    """Undo a change that would give policy and rollouts another dtype."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    warnings.warn(
-        f"The env of {owner}, or a module that it imports, set torch's default dtype to {dtype}, "
-        "which all tensors of the run would get: it is torch.float32 again. Remove "
-        f"torch.set_default_dtype, and make the env's tensors with dtype={dtype}.",
-        stacklevel=2,
-    )
+def restore_defaults(owner: str) -> None:
+    """Undo changes that would give policy and rollouts another dtype or device."""
+    changes: list[tuple[str, object, str]] = []
+    if (dtype := torch.get_default_dtype()) is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+        changes.append(("dtype", dtype, "torch.float32"))
+    if (device := torch.get_default_device()).type != "cpu":
+        torch.set_default_device(None)
+        changes.append(("device", device, "the CPU"))
+    for name, value, default in changes:
+        warnings.warn(
+            f"The env of {owner}, or a module that it imports, set torch's default {name} to "
+            f"{value}, which all tensors of the run would get: it is {default} again. Remove "
+            f"torch.set_default_{name}, and make the env's tensors with {name}={value}.",
+            stacklevel=2,
+        )
 
 
 def exit_of_env(name: str, error: SystemExit) -> EnvFaultError:
