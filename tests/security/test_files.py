@@ -167,6 +167,7 @@ ROBOTS = {
     "a pipe by an entity": '<include file="&#112;ipe"/>' + BODY,
     "a pipe behind a sign": '<asset><mesh name="a>b" file="pipe.obj"/></asset>' + BODY,
     "a pipe in the directory of meshes": '<compiler meshdir="deep"/><asset><mesh name="m" file="p.obj"/></asset>' + BODY,
+    "a pipe of a side of a cube": '<asset><texture name="t" type="cube" fileright="pipe"/></asset>' + BODY,
     "a pipe of an included file": '<include file="within.xml"/>' + BODY,
     "a device": '<include file="/dev/zero"/>' + BODY,
     "itself": '<asset><model name="m" file="sent.xml"/></asset>' + BODY,

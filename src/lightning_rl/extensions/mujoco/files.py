@@ -16,7 +16,7 @@ from lightning_rl.extend.files import open_file
 LARGEST_FILE, MOST_FILES, MOST_COPIES, LONGEST_SIDE = 2**26, 1_000, 200_000, 10_000
 """Most bytes of a file of a model, files, copies of an element, and pixels in a row."""
 
-_FILE = re.compile(r"""\bfile(?:name)?\s*=\s*(?:"([^"]{0,4096})"|'([^']{0,4096})')""")
+_FILE = re.compile(r"""\bfile\w*\s*=\s*(?:"([^"]{0,4096})"|'([^']{0,4096})')""")
 _SIDE = re.compile(
     r"""\b(\w*(?:width|height)|nrow|ncol|nuser_\w+|shadowsize)\s*=\s*["'][\s+]*(\d{1,20})"""
 )
