@@ -17,6 +17,7 @@ KINDS = {
     "BraxEnv": ((), "observation_size action_size backend", "TensorSimulator"),
     "TorchRLEnv": ((), "observation_spec action_spec rollout", "TensorSimulator"),
     "Pool": (GYMNASIUM, "async_reset recv send", "EnvPoolEnv"),
+    "NewPool": (VECTOR, "async_reset recv send num_envs spec", "EnvPoolEnv"),
     "RslEnv": ((), "num_envs num_actions get_observations device", "RslRlVecEnv"),
     "ManagerBasedRLEnv": (GYMNASIUM, "num_envs single_action_space", "TensorSimulator"),
     "OwnVector": (VECTOR, "num_envs", "vector_entry_point=OwnVector"),
