@@ -311,30 +311,3 @@ def test_a_saved_state_is_what_the_rollout_under_way_began_with_and_goes_to_the_
     others.load_state_dict(saved)
     others.poll(0.0)
     assert resumed.starts == [(0, 0, latest[0]), (1, 1000, latest[1])]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_start_of_a_process_that_replaces_another_does_not_count_against_timeout_s(count):
-    cluster = StandIn(random.Random(0), longest=1.0)
-    collectors = remote(cluster, count, count, timeout_s=5.0)
-    collectors.take()
-    cluster.failing, cluster.longest = 2.0, 0.01  # all are killed, and their starts take long
-    while any(one.status != "failed" for one in collectors.remotes):
-        collectors.publish(collectors.version + 1)
-        cluster.now += 0.1
-        collectors.poll(0.0)
-    cluster.failing, cluster.longest = 0.0, 100.0
-    collectors.take()
-    assert cluster.now > 10.0
-
-
-def test_collectors_whose_processes_never_start_do_not_make_the_learner_wait_for_ever():
-    cluster = StandIn(random.Random(0), longest=1.0)
-    collectors = remote(cluster, 2, 2, timeout_s=5.0)
-    collectors.take()
-    cluster.failing = 2.0
-    with refused(TimeoutError, names=("5 s", "timeout_s")):
-        for _ in range(3):
-            collectors.take()
-            collectors.publish(collectors.version + 1)
-    assert cluster.now < 1000

@@ -98,7 +98,7 @@ class ReceivedRollout(NamedTuple):
 
 
 START_SECONDS = 600.0
-"""Seconds in which the process of a collector must start, in addition to `timeout_s`."""
+"""Seconds in which the first process of a collector must start, in addition to `timeout_s`."""
 
 
 class HungCollectorError(EnvFaultError, TimeoutError):
@@ -162,7 +162,6 @@ class RemoteCollectors:
         self.remotes = [Remote(index) for index in range(self.count)]
         self.interrupted = self.closed = False
         self._training = False  # during an update
-        self._began = 0.0  # time from which the learner waits for a rollout
         self._publications = 0
 
     @property
@@ -180,7 +179,7 @@ class RemoteCollectors:
             ReadInterrupted: if `interrupted` is set and no rollout is ready.
             BufferClosed: if `closed` is set and no rollout is ready.
         """
-        self._began = self.clock()
+        began = self.clock()
         while True:
             self.poll(0.0)
             # Look for a rollout first: a ready one is returned even after `interrupt`.
@@ -191,7 +190,7 @@ class RemoteCollectors:
                 raise BufferClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("interrupt() ended the wait for a rollout.")
-            if self._waits_too_long():
+            if self._waits_too_long(began):
                 raise HungCollectorError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
         # Only now: until a rollout is taken, a checkpoint holds the state before it.
@@ -204,13 +203,12 @@ class RemoteCollectors:
         self._begin()
         return received
 
-    def _waits_too_long(self) -> bool:
-        """Return whether no rollout came in time, besides the time in which processes start."""
-        # Count from the newest first start, so that each collector has its full time.
-        since = max(
-            [self._began, *(remote.since for remote in self.remotes if not remote.failures)]
-        )
-        starts = any(remote.status == "starting" for remote in self.remotes)
+    def _waits_too_long(self, began: float) -> bool:
+        """Return whether no rollout came in time; the first start of a process has its own time."""
+        unfailed = [remote for remote in self.remotes if remote.failures == 0]
+        starts = any(remote.status == "starting" for remote in unfailed)
+        # Count from the newest start, so that each collector has its full time.
+        since = max([began, *(remote.since for remote in unfailed)])
         return self.clock() - since > self.settings.timeout_s + (START_SECONDS if starts else 0.0)
 
     def skip(self) -> None:
@@ -324,8 +322,6 @@ class RemoteCollectors:
             return
         remote.request = None
         if remote.status == "starting":
-            # This wait is not for a rollout.
-            self._began = min(self.clock(), self._began + self.clock() - remote.since)
             remote.state = answer.value
             remote.status = "idle"
         else:
