@@ -476,9 +476,8 @@ class Algorithm(LightningModule, ABC, Configurable):
             ConfigurationError: if the checkpoint has another policy or algorithm, or weights that
                 are not finite.
         """
-        with restoring("weights and counters"):
-            self.on_load_checkpoint(checkpoint)
-            self.load_state_dict(checkpoint["state_dict"])
+        self.on_load_checkpoint(checkpoint)
+        self.load_state_dict(checkpoint["state_dict"])
         check_weights_are_numbers(self.policy, "the checkpoint")
         self._run_state.resumed = {}
 
