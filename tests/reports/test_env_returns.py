@@ -326,10 +326,12 @@ def test_an_env_may_write_into_what_it_was_given_and_what_it_returned(as_dict, d
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "default"),
-    [("dtype", torch.float64, torch.float32), ("device", torch.device("meta"), "cpu")],
+    ("name", "value", "default", "when"),
+    [
+        *(("dtype", torch.float64, torch.float32, when) for when in ("import", "begin", "act")),
+        ("device", torch.device("meta"), "cpu", "import"),
+    ],
 )
-@pytest.mark.parametrize("when", ["import", "begin", "act"])
 def test_an_env_that_changes_torchs_defaults_changes_no_run(tmp_path, when, name, value, default):
     set_default, get_default = (getattr(torch, f"{verb}_default_{name}") for verb in ("set", "get"))
 

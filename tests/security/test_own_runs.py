@@ -20,7 +20,10 @@ from tests.helpers import load
 
 MODULE = """
 from pathlib import Path
-import {name}_helper, elsewhere_of_mine, space_of_mine.part
+from importlib.util import find_spec
+import {name}_helper, space_of_mine.part
+if find_spec("elsewhere_of_mine"):  # no other process has that path
+    import elsewhere_of_mine
 Path("imported").touch()
 from lightning_rl import PPO, ActorCritic
 class MyPPO(PPO):
