@@ -257,6 +257,15 @@ def test_pictures_and_films_are_read(tmp_path):
         np.testing.assert_allclose(means, [100, 150, 150], atol=4)
 
 
+@pytest.mark.parametrize("name", [b"avc1", b"stsd"])
+def test_a_film_of_an_unknown_codec_is_one_message(name, tmp_path):
+    path = with_film(tmp_path)
+    put_film(path)
+    path.write_bytes(path.read_bytes().replace(name, name[:3] + b"X"))
+    with refused(names=(path.name,)):
+        read_episodes(tmp_path)
+
+
 PATHS = [
     "http://127.0.0.1:{port}/a",
     "udp:/127.0.0.1:{port}",

@@ -186,6 +186,7 @@ ROBOTS = {
     "a texture of 10^10": '<asset><texture name="t" type="2d" builtin="flat" width="100000" height="100000"/></asset>' + BODY,
     "a picture of 10^10": '<asset><texture name="t" type="2d" file="large.png"/></asset>' + BODY,
     "numbers of the user": '<size nuser_body="2000000000"/>' + BODY,
+    "keyframes": '<size nkey="2000000000"/>' + BODY,
     "a plugin": '<extension><plugin plugin="evilmod.so"/></extension>' + BODY,
     "no xml": "\x00",
     "nothing": "",

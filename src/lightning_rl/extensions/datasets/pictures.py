@@ -86,6 +86,8 @@ def read_frames(
     try:
         with closing(_opened(path)) as container:
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise ValueError("its codec is unknown")
             _check_size(stream.height, stream.width, size)
             # Frames may be larger than in the header, because codecs round sizes up.
             limit = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}

@@ -18,7 +18,7 @@ LARGEST_FILE, MOST_FILES, MOST_COPIES, LONGEST_SIDE = 2**26, 1_000, 200_000, 10_
 
 _FILE = re.compile(r"""\bfile\w*\s*=\s*(?:"([^"]{0,4096})"|'([^']{0,4096})')""")
 _SIDE = re.compile(
-    r"""\b(\w*(?:width|height)|nrow|ncol|nuser_\w+|shadowsize)\s*=\s*["'][\s+]*(\d{1,20})"""
+    r"""\b(\w*(?:width|height)|nrow|ncol|nkey|nuser_\w+|shadowsize)\s*=\s*["'][\s+]*(\d{1,20})"""
 )
 _DIRECTORY = re.compile(r"""\b(?:mesh|texture|asset)dir\s*=\s*["']([^"']{0,4096})["']""")
 _COPIES = re.compile(r"""<replicate\b|</replicate\b|\bcount\s*=\s*["']([\d\s]{1,100})["']""")
