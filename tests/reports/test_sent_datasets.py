@@ -263,7 +263,7 @@ def test_a_film_of_an_unknown_codec_is_one_message(name, tmp_path):
     put_film(path)
     path.write_bytes(path.read_bytes().replace(name, name[:3] + b"X"))
     with refused(names=(path.name,)):
-        read_episodes(tmp_path)
+        list(read_episodes(tmp_path))
 
 
 PATHS = [
