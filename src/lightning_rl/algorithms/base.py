@@ -29,7 +29,7 @@ from lightning_rl.algorithms.run_state import RunState
 from lightning_rl.algorithms.training_data import TrainingData
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, restoring
+from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import Episode, Watcher, logged_values
 from lightning_rl.compiled.choice import CompileDecision, Setting, StepsCompileDecision
