@@ -284,7 +284,8 @@ class OffPolicyAlgorithm(Algorithm):
             return
         saved_rates = saved["per_env_step"], saved["learning_starts"]
         if saved_rates == (self.updates_per_env_step, self.learning_starts):
-            self._counted_from = int(saved["counted_from"][0]), int(saved["counted_from"][1])
+            counted = saved["counted_from"]  # None before the first update
+            self._counted_from = None if counted is None else (int(counted[0]), int(counted[1]))
             return
         # Count a new rate from the checkpoint. Counting from the start of the run would cause a
         # burst of updates, or a long time without updates.
