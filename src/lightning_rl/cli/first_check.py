@@ -62,6 +62,7 @@ def first_check(arguments: Sequence[str]) -> None:
     """
     subcommand, options = arguments[0], list(arguments[1:])
     is_own = is_import_path(subcommand) and not is_settings_file(subcommand)
+    is_own = is_own and not counterpart(subcommand, "commands")  # `train.py` of another library
     if subcommand not in (*CORE, *SUBCOMMANDS) and not is_own:
         raise UsageError(_unknown_subcommand(subcommand))
     if asks_for_help(options):
