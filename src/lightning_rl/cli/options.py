@@ -48,19 +48,21 @@ class Option(NamedTuple):
         return reason
 
 
-def checkpoint_options(name: str, *others: str) -> dict[str, Option]:
+def checkpoint_options(name: str, *plain_values: str) -> dict[str, Option]:
     """Return the options for reading the checkpoint of the option `name`.
 
     Args:
-        name: an option whose value is a path, `last`, `best`, None, or one of `others`.
-        others: values that name no checkpoint.
+        name: an option whose value is a path, `last`, `best`, None, or one of `plain_values`.
+        plain_values: values that name no checkpoint.
     """
     folder = "folder of runs in which last and best are searched"
     code = "run the code that the configuration in a checkpoint names"
 
     def reads_none(settings: Namespace) -> str:
         return Option.only_with(name)(settings) or (
-            f"--{name} {settings[name]} names no checkpoint" if settings[name] in others else ""
+            f"--{name} {settings[name]} names no checkpoint"
+            if settings[name] in plain_values
+            else ""
         )
 
     return {

@@ -201,8 +201,8 @@ class Policy(nn.Module, ABC, Configurable):
 
     def acting_state(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that acting needs, by name: all but the critics'."""
-        named = dict(self.named_parameters()) | dict(self.named_buffers())
-        return {name: value for name, value in named.items() if not self.belongs_to_critic(name)}
+        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
+        return {name: value for name, value in tensors.items() if not self.belongs_to_critic(name)}
 
     def adapt_state_dict(
         self, state: dict[str, Tensor], saved: dict[str, Tensor]

@@ -24,8 +24,8 @@ class NamedBox(gymnasium.spaces.Box):
         return super().__eq__(other) and names_of(other, self.axis) in ((), self.names)
 
     def __repr__(self) -> str:
-        more = ", ..." if len(self.names) > SHOWN else ""
-        return f"{super().__repr__()} of {', '.join(self.names[:SHOWN])}{more}"
+        ellipsis = ", ..." if len(self.names) > SHOWN else ""
+        return f"{super().__repr__()} of {', '.join(self.names[:SHOWN])}{ellipsis}"
 
 
 def names_of(space: gymnasium.Space[Any] | None, axis: int = -1) -> tuple[str, ...]:

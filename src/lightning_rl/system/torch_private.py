@@ -64,15 +64,15 @@ def call_with(
     # By itself, `functional_call` swaps the tensors of a part that has two names twice, and leaves
     # the other tensors in it.
     first_names = chain(owner.named_parameters(), owner.named_buffers())
-    others = {id(tensor): tensors[name] for name, tensor in first_names if name in tensors}
+    replacements = {id(tensor): tensors[name] for name, tensor in first_names if name in tensors}
     places = {
-        f"{path}.{name}": others[id(tensor)]
+        f"{path}.{name}": replacements[id(tensor)]
         for path, part in owner.named_modules(prefix="owner")
         for name, tensor in chain(
             part.named_parameters(recurse=False, remove_duplicate=False),
             part.named_buffers(recurse=False, remove_duplicate=False),
         )
-        if id(tensor) in others
+        if id(tensor) in replacements
     }
     module = _OwnedFunction(owner, function)
     return functional_call(module, places, inputs, tie_weights=False)

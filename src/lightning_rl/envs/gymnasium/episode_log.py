@@ -164,9 +164,9 @@ def _copied(observation: Any) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    leaves, others = leaves_by_path(a), leaves_by_path(b)
-    return leaves.keys() == others.keys() and all(
+    leaves, leaves_of_b = leaves_by_path(a), leaves_by_path(b)
+    return leaves.keys() == leaves_of_b.keys() and all(
         # NaN equals NaN here.
-        torch.equal(leaf.nan_to_num(nan=1e30), others[path].nan_to_num(nan=1e30))
+        torch.equal(leaf.nan_to_num(nan=1e30), leaves_of_b[path].nan_to_num(nan=1e30))
         for path, leaf in leaves.items()
     )

@@ -100,8 +100,8 @@ class RandomNetworkDistillation(nn.Module):
         error = self.error(state)
         if self.carry is None or len(self.carry) != len(error):
             self.carry = torch.zeros_like(error[:, 0])
-        never = torch.zeros_like(error, dtype=torch.bool)
-        sums = discounted_return(error, never, self.carry.to(error.device), gamma=self.gamma)
+        no_ends = torch.zeros_like(error, dtype=torch.bool)
+        sums = discounted_return(error, no_ends, self.carry.to(error.device), gamma=self.gamma)
         self.carry = sums[:, -1]
         self.sums.update(sums.reshape(-1, 1))
         return self.weight(env_steps) * error * (self.sums.var + EPS).rsqrt(), state.flatten(0, 1)
@@ -165,8 +165,8 @@ class Curious(_Base):
             name="curiosity",
             learning_rate=curiosity.learning_rate,
         )
-        others = super().configure_objectives()  # type: ignore[safe-super]  # of the other base
-        return [*others, objective]
+        objectives = super().configure_objectives()  # type: ignore[safe-super]  # of the other base
+        return [*objectives, objective]
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Add the reward to a fresh rollout `batch` [N, T+1], and learn to predict its states.

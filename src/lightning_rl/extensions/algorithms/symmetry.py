@@ -207,9 +207,10 @@ def _size(space: gymnasium.Space[Any], place: str) -> int:
 
 def _joint_sources(joints: Mapping[str, str], names: Sequence[str]) -> list[Source]:
     partners: dict[str, tuple[str, float]] = {}
-    for left, right in joints.items():
-        name, sign = (right[1:], -1.0) if right.startswith("-") else (right, 1.0)
-        for joint, partner in ((left, name), (name, left)):
+    for joint_name, signed_name in joints.items():
+        sign = -1.0 if signed_name.startswith("-") else 1.0
+        name = signed_name.removeprefix("-")
+        for joint, partner in ((joint_name, name), (name, joint_name)):
             require(
                 joint in names,
                 f"joints names {joint}; the actions are {', '.join(names)}{closest(joint, names)}.",
@@ -219,7 +220,9 @@ def _joint_sources(joints: Mapping[str, str], names: Sequence[str]) -> list[Sour
                 f"joints gives {joint} two partners: {partners[joint][0]} and {partner}.",
             )
     missing = [name for name in names if name not in partners]
-    proposal = ", ".join(f"{left}: {right}" for left, right in proposed_joints(missing).items())
+    proposal = ", ".join(
+        f"{joint}: {partner}" for joint, partner in proposed_joints(missing).items()
+    )
     require(
         not missing,
         f"joints says nothing of {', '.join(missing)}: give each its partner"
@@ -249,7 +252,7 @@ def proposed_joints(names: Sequence[str]) -> dict[str, str]:
 
 
 def _other_side(word: str) -> str:
-    sides = SIDES | {right: left for left, right in SIDES.items()}
+    sides = SIDES | {on_right: on_left for on_left, on_right in SIDES.items()}
     other = sides.get(word.lower(), word)
     if word.isupper():
         return other.upper()
