@@ -160,7 +160,7 @@ def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch)
     small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
     small += ["--data.max_eval_episode_steps", "32"]
     for env in (
-        "{class_path: tests.probes.StructureProbe, init_args: {kind: bits}}",
+        "{class_path: tests.probes.StructureProbe}",
         "{class_path: tests.probes.MaskProbe}",
         "{class_path: GymnasiumEnv, init_args: {id: Taxi-v4, wrappers: "
         "[gymnasium.wrappers.FlattenObservation, lightning_rl.ActionMask]}}",

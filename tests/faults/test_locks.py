@@ -131,6 +131,10 @@ def placed(key, value):
         ),
         "policy": lambda: init.update(policy=value),
         "encoder": lambda: init.update(policy=ACTOR | {"init_args": {"encoder": value}}),
+        "curiosity": lambda: (
+            config["model"].update(class_path="lightning_rl.CuriousPPO"),
+            init.update(curiosity=value),
+        ),
         "memory": lambda: init.update(policy=ACTOR | {"init_args": {"memory": value}}),
         "backbone": lambda: (init.update(policy=vla), config["data"].update(env=CHUNKS)),
         "env": lambda: config["data"].update(env=value),

@@ -41,7 +41,7 @@ POLICIES = (
     "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, ResidualActorCritic, "
     "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
     "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"

@@ -445,7 +445,8 @@ class Algorithm(LightningModule, ABC, Configurable):
     def load_rank_state(self, state: RankState | None) -> None:
         """Restore the state of this rank; None if the number of ranks has changed."""
         if self.reward_normalizer is not None:
-            self.reward_normalizer.set_extra_state(state or {"carry": None})
+            carry = None if state is None else state["carry"]
+            self.reward_normalizer.carry = None if carry is None else torch.as_tensor(carry)
         if state is None:
             return
         shuffle, torch_stream = state["shuffle"], state["torch"]
@@ -525,7 +526,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._evaluation.watchers.append(watcher)
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        self._evaluation.play_batch(self.policy, self.data, seeds)
+        self._evaluation.play_batch(self.play, self.policy.sharding, seeds)
 
     def on_validation_epoch_end(self) -> None:
         self.evaluation = self._evaluation.summary(self.data) | {"env_steps": self.env_steps}

@@ -1,6 +1,6 @@
 """Play the evaluation episodes of an algorithm, and summarize them over all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +12,10 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
 from lightning_rl.system import ranks
 from lightning_rl.system.output import tell
+from lightning_rl.system.sharded import PolicySharding
+
+PlayFunction = Callable[[list[int], Sequence[Watcher]], list[Episode]]
+"""Plays one episode per seed: `Algorithm.play`, which a subclass may override."""
 
 
 class Evaluation:
@@ -26,13 +30,14 @@ class Evaluation:
         self._episodes: list[Episode] = []
         self._reported_cuts = False
 
-    def play_batch(self, policy: Policy, data: TrainingData, seeds: list[int]) -> None:
-        """Play one episode per seed."""
+    def play_batch(
+        self, play: PlayFunction, sharding: PolicySharding | None, seeds: list[int]
+    ) -> None:
+        """Play one episode per seed by `play`, with the shards of the policy, if any."""
         watchers, self.watchers = self.watchers, []
-        sharding = policy.sharding
         with nullcontext() if sharding is None else sharding.acting_context():
             if seeds:  # a rank may have no episodes
-                self._episodes += play(policy, data, seeds, watchers)
+                self._episodes += play(seeds, watchers)
 
     def summary(self, data: TrainingData) -> dict[str, Any]:
         """Summarize the episodes of all ranks, see `summarize`, and begin another evaluation."""

@@ -3,6 +3,7 @@
 from lightning_rl.rollout.contract import FieldSpec as FieldSpec
 from lightning_rl.rollout.contract import add_transition_field as add_transition_field
 from lightning_rl.rollout.contract import allocate_rollout as allocate_rollout
+from lightning_rl.rollout.contract import check_time as check_time
 from lightning_rl.rollout.contract import clear_final_observations as clear_final_observations
 from lightning_rl.rollout.contract import copy_tree as copy_tree
 from lightning_rl.rollout.contract import final_observations as final_observations

@@ -12,7 +12,13 @@ from lightning_rl import Algorithm, ConfigurationError, Policy, RolloutAlgorithm
 from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import micro_batches, states_of, steps_of, weigh_parts
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.rollout import add_transition_field, flat_transitions, map_tree, time_major
+from lightning_rl.extend.rollout import (
+    add_transition_field,
+    check_time,
+    flat_transitions,
+    map_tree,
+    time_major,
+)
 from lightning_rl.extensions.algorithms.teacher import Teacher
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION
@@ -158,6 +164,7 @@ class BehaviorCloning(RolloutAlgorithm):
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        check_time(rollout)
         teacher = self._teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
