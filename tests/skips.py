@@ -14,6 +14,7 @@ REASONS = {
     "there is a GPU": "asks what a machine without one is told",
     "this CPU cannot": "it does not flush denormal numbers",
     "the tests have another handler": "started by nohup, which ignores SIGHUP",
+    "needs the extra ray": "no index of this machine has Ray; .ci/run has warned",
     "no Chromium is installed": "Debian's package needs root and a network; .ci/run has warned",
 }
 """Parts of reasons for which a test may be skipped, and why it is not made to run."""
