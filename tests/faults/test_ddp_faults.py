@@ -32,7 +32,10 @@ class Fragile(CartPole):
             rank = int(os.environ.get("LOCAL_RANK", 0))
             if self.steps == 100:
                 Path(f"at_work_{rank}").write_text(str(os.getpid()))
-            if rank == self.fails_on and Path(f"at_work_{1 - rank}").exists():
+            other = Path(f"at_work_{1 - rank}")
+            # Both have said that they work: the failure ends the other process.
+            ready = self.steps >= 100 and other.exists() and other.read_text()
+            if rank == self.fails_on and ready:
                 if self.hangs:
                     time.sleep(1000)
                 raise ValueError("the sensor is gone")
