@@ -11,7 +11,7 @@ import pytest
 from lightning_rl.__main__ import main
 from tests.markdown import blocks
 
-TUTORIALS = Path(__file__).parents[3] / "docs" / "tutorials"
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = sorted(path.stem for path in TUTORIALS.glob("*.md") if path.stem != "index")
 
 NUMBER = r"-?\d[\d,.e+-]*"
