@@ -40,7 +40,7 @@ GATHER_BYTES = 2**22
 
 
 class RolloutAlgorithm(Algorithm):
-    """An algorithm that trains on each rollout once, in several passes, whoever acted.
+    """An algorithm that trains on each rollout once, in several passes; any policy may have acted.
 
     A subclass writes `training_step` and `loss`.
 

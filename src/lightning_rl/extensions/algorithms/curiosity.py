@@ -30,7 +30,7 @@ class RandomNetworkDistillation(nn.Module):
 
     States that were seen often are predicted well, and earn little. States are normalized by
     running moments; errors are divided by the running standard deviation of their discounted sums,
-    which go on across episodes.
+    which continue over the ends of episodes.
 
     Source: Burda et al. 2018, "Exploration by Random Network Distillation", sections 2.2 to 2.4.
     Differs: one value for the sum of both rewards, as in rsl_rl; `weight` may change.
@@ -157,7 +157,7 @@ class Curious(_Base):
         self.curiosity = curiosity(policy.observation_space)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of the algorithm, and that of the predicting network."""
+        """Return the losses of the algorithm and the loss of the predicting network."""
         curiosity = self.curiosity
         objective = self.objective(
             curiosity.loss,

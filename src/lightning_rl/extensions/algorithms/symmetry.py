@@ -87,7 +87,7 @@ class SymmetricPPO(PPO):
         loss, scalars = super().loss(minibatch)
         mirrored = self.mirror(minibatch)
         if self.augmentation:
-            # A pass of its own, so that the scalars are those of the rollout's samples.
+            # A second pass: the logged scalars then describe the samples of the rollout alone.
             loss = 0.5 * (loss + super().loss(mirrored)[0])
         if self.mirror_loss_coef and not self.warms_up:
             action, action_in_mirror = self._mean_action(minibatch), self._mean_action(mirrored)
