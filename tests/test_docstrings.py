@@ -40,7 +40,10 @@ INTERNAL = (
     *(f"extensions/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
     *(f"extensions/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "extensions/simulators/simulator_events.py",
-    *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
+    *(
+        f"envs/gymnasium/{name}.py"
+        for name in ("first_episode", "inline", "making", "mujoco_bindings")
+    ),
     *(f"envs/gymnasium/{name}.py" for name in ("checksums", "episode_log")),
     *(f"envs/gymnasium/{name}.py" for name in ("goals", "recorded_info", "replay", "workers")),
     "compiled/[!cs]*",

@@ -71,12 +71,12 @@ def make_env(
     setting: str,
     events: Mapping[str, Any] | None = None,
     extra_fields: Mapping[str, tuple[int, ...]] | None = None,
+    random_first_episodes: bool = False,
 ) -> VectorEnv:
-    """Make an env with `num_envs` copies, events and kept entries of infos; check its spaces.
+    """Make an env with `num_envs` copies and these changes; check its spaces.
 
     Raises:
-        ConfigurationError: the factory returned something else, or the env takes no such events
-            or keeps no entries of its infos.
+        ConfigurationError: the factory returned something else, or the env does not take a change.
     """
     try:
         env: Any = factory(num_envs)
@@ -110,6 +110,13 @@ def make_env(
             env.add_events(events)
         if extra_fields:
             env.record_info(extra_fields)
+        if random_first_episodes:
+            if env.max_episode_steps is None:
+                raise ConfigurationError(
+                    f"data.random_first_episode_length needs a time limit, but {owner} has none: "
+                    "set its max_episode_steps, or remove the setting."
+                )
+            env.randomize_first_episodes(env.max_episode_steps)
     except ConfigurationError:
         env.close()
         raise

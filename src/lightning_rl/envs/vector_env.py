@@ -192,6 +192,23 @@ class VectorEnv(ABC, NamedSettings):
             "a Task, a MujocoEnv, your own ManagedEnv, and a TensorSimulator."
         )
 
+    def randomize_first_episodes(self, limit: int) -> None:
+        """Begin the first episode after a seeded reset at a random step below the time limit.
+
+        The time limit then truncates it early. Call before the first `reset`.
+
+        Args:
+            limit: time limit, in env steps.
+
+        Raises:
+            ConfigurationError: this env cannot begin at a later step.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} takes no data.random_first_episode_length: remove it. Envs "
+            "that take it: a GymnasiumEnv with vectorization sync or async, a TorchEnv such as a "
+            "task or a MujocoEnv, and a TensorSimulator whose simulator has episode_length_buf [N]."
+        )
+
     def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Store entries of each step's info in rollouts, as float32; call before the first `reset`.
 

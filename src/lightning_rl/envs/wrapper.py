@@ -26,6 +26,7 @@ class VectorEnvWrapper(VectorEnv):
     show = delegated(VectorEnv.show, "env")
     stop_interventions = delegated(VectorEnv.stop_interventions, "env")
     add_events = delegated(VectorEnv.add_events, "env")
+    randomize_first_episodes = delegated(VectorEnv.randomize_first_episodes, "env")
     close = delegated(VectorEnv.close, "env")
 
     @abstractmethod

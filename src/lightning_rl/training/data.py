@@ -150,6 +150,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
         extra_fields: entries of the info of each env step that rollouts and replays store, as
             float32: {name: shape}, such as {tip_speed: [], contact_force: [3]}. An algorithm reads
             them as `info/<name>`.
+        random_first_episode_length: begin the first episode of each training env at a random step
+            below the time limit, so that time-outs of the envs do not coincide.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
         offline: train on the dataset of the collector, `DatasetCollector`, alone. The env, if there
             is one, is only stepped in evaluations; without one there are none, and the dataset
@@ -185,6 +187,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
         events: dict[str, Event | None] | None = None,
         eval_events: dict[str, Event | None] | None = None,
         extra_fields: dict[str, list[int]] | None = None,
+        random_first_episode_length: bool = False,
         offline: bool = False,
     ) -> None:
         super().__init__()
@@ -201,13 +204,12 @@ class RLDataModule(LightningDataModule, NamedSettings):
         _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps, self._iterations_per_epoch = total_env_steps, iterations_per_epoch
-        self.num_eval_episodes = num_eval_episodes
+        self.num_eval_episodes, self.eval_deterministic = num_eval_episodes, eval_deterministic
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = torch.initial_seed() % 2**31 if seed is None else seed
         self.eval_seed = self.seed + 10_000 if eval_seed is None else eval_seed
-        self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.offline = offline
+        self.offline, self._random_first_episodes = offline, random_first_episode_length
         self._spaces = function_at(HOOKS["offline_env"])(collector) if offline else None
         require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
         self._make_env = env_factory(self._spaces if env is None else env, "data.env")
@@ -238,7 +240,11 @@ class RLDataModule(LightningDataModule, NamedSettings):
 
     @property
     def _make_training_env(self) -> Callable[[int], VectorEnv]:
-        changes: Any = {"events": self._events, "extra_fields": self._extra_fields}
+        changes: Any = {
+            "events": self._events,
+            "extra_fields": self._extra_fields,
+            "random_first_episodes": self._random_first_episodes,
+        }
         # No lambda: a remote collector pickles it.
         return partial(make_env, self._make_env, setting="data.env", **changes)
 
@@ -270,6 +276,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
             "events": self._events,
             "eval_events": self._eval_events,
             "extra_fields": {name: list(shape) for name, shape in self._extra_fields.items()},
+            "random_first_episode_length": self._random_first_episodes,
             "offline": self.offline,
         }
 
@@ -401,6 +408,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
         # Refuse an unsuitable env before a collector is built around it.
         check_one_arm(self._env, evaluates)
         check_no_pauses(self._env)
+        self._check_first_episodes(learner)
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
@@ -435,6 +443,15 @@ class RLDataModule(LightningDataModule, NamedSettings):
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
         self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
         return self.dataset
+
+    def _check_first_episodes(self, learner: ActingAlgorithm) -> None:
+        name = type(learner).__name__
+        cause = "data.offline: true" if self.offline else f"{name}, which resets at each rollout"
+        resets = self.offline or learner.episode_settings.reset_every_rollout
+        require(
+            not (self._random_first_episodes and resets),
+            f"data.random_first_episode_length has no effect with {cause}: remove it.",
+        )
 
     def val_dataloader(self) -> EpisodeSeeds:
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium.checksums import FOLD_STEPS
 from lightning_rl.envs.gymnasium.episode_log import EpisodeLog
+from lightning_rl.envs.gymnasium.first_episode import RandomFirstEpisode
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package, spec_of
@@ -133,6 +134,13 @@ class GymnasiumEnv(VectorEnv):
         self.wrap_single_envs(
             partial(RecordedInfo, shapes=shapes)
         )  # inside the process of each env
+
+    def randomize_first_episodes(self, limit: int) -> None:
+        if not self._replayable:
+            super().randomize_first_episodes(limit)  # refuses
+        # Innermost, next to Gymnasium's TimeLimit: other wrappers see the truncation.
+        self._wrappers.insert(0, partial(RandomFirstEpisode, limit=limit))
+        self._recreate()
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds = seed if seed is None else _plain_seed(seed)

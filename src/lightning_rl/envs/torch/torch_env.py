@@ -30,6 +30,9 @@ class ResetMode(Enum):
     LATER = "do not reset: the caller resets with `draw_starts`"
 
 
+FIRST_LENGTH = 0x4C454E47
+"""Stream of the random lengths of first episodes."""
+
 Transition = tuple[TensorDict, Tensor, Tensor, Info]
 """Next state [N], reward [N], terminated [N] bool, and info."""
 
@@ -105,6 +108,7 @@ class TorchEnv(VectorEnv):
         self.stream_key = key_of(self.seed)  # cached, because each draw needs it
         # Starts of all envs cost less on a GPU than the wait for the indices of the finished ones.
         self.reset_mode = ResetMode.ROWS if self.device.type == "cpu" else ResetMode.WHERE
+        self._first_limit = 0  # above 0 if first episodes begin at a random step
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -153,8 +157,15 @@ class TorchEnv(VectorEnv):
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
+        if seed is not None and self._first_limit:
+            steps = (self.uniform(1, FIRST_LENGTH)[:, 0] * self._first_limit).long()
+            # The product with a number below 1 may round up to the limit.
+            self.elapsed = steps.clamp_max(self._first_limit - 1)
         self.state = self.final_state = self.draw_starts(self.stream_key, self.episode, persistent)
         return self.observation_of(self.state), {}
+
+    def randomize_first_episodes(self, limit: int) -> None:
+        self._first_limit = limit
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         elapsed = self.elapsed + 1

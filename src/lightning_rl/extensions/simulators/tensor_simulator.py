@@ -106,6 +106,7 @@ class TensorSimulator(VectorEnv):
         self.single_action_space = _box_of(space, self._name)
         self._report = report
         self._events: SimulatorEvents | None = None
+        self._counter: Any = None  # has the steps of episodes, if first ones have random lengths
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
@@ -131,6 +132,11 @@ class TensorSimulator(VectorEnv):
         elif self._seeds == "each" and seed is not None:
             simulator_seed = seeds_of(seed, self.num_envs)
         self._last = self._reset(simulator_seed, options)
+        if self._counter is not None and seed is not None:
+            generator = torch.Generator().manual_seed(seeds_of(seed, self.num_envs)[0])
+            steps = torch.randint(self._first_limit, (self.num_envs,), generator=generator)
+            # Assigned, as rsl_rl does: wrappers have a setter.
+            self._counter.episode_length_buf = steps.to(self._counter.episode_length_buf)
         if self._events is not None:
             self._events.reset(simulator_seed)
         self._late = torch.zeros_like(self._late)
@@ -175,6 +181,14 @@ class TensorSimulator(VectorEnv):
             self._events.after_step(terminated | truncated)
         self._last = observation
         return observation, reward, terminated, truncated, results
+
+    def randomize_first_episodes(self, limit: int) -> None:
+        # The name in rsl_rl and Isaac Lab. Wrappers may not pass it on.
+        owners = (self.simulator, self.simulator.unwrapped)
+        counters = [env for env in owners if hasattr(env, "episode_length_buf")]
+        if not counters:
+            super().randomize_first_episodes(limit)  # refuses
+        self._counter, self._first_limit = counters[0], limit
 
     def add_events(self, events: Mapping[str, Any]) -> None:
         require(
