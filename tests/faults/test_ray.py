@@ -152,7 +152,9 @@ def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private
     code = (
         "import os, subprocess; from lightning_rl.extensions.remote.ray_cluster import Connection\n"
         "connection = Connection(None); connection.join({'num_cpus': 1})\n"
-        "print(oct(os.stat(os.path.expanduser('~/.ray/auth_token')).st_mode)[-3:])\n"
+        "for path in (os.path.expanduser('~/.ray/auth_token'), os.environ['RAY_TMPDIR']):\n"
+        "    print(oct(os.stat(path).st_mode)[-3:])\n"
+        "assert os.listdir(os.environ['RAY_TMPDIR']) == ['ray']\n"
         "print(subprocess.run(['ss', '-ltnpH'], capture_output=True, text=True).stdout)\n"
         "connection.leave()"
     )
@@ -163,9 +165,13 @@ def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private
         text=True,
         check=True,
     ).stdout
-    mode, *sockets = printed.split("\n")
-    assert mode == "600"
-    ports = [line.split()[3] for line in sockets if re.search(r"raylet|gcs_server|ray::", line)]
+    *modes, sockets = printed.split("\n", 2)
+    assert modes == ["600", "700"]
+    ports = [
+        line.split()[3]
+        for line in sockets.splitlines()
+        if re.search(r"raylet|gcs_server|ray::", line)
+    ]
     assert len(ports) >= 3
     assert all("127.0.0.1" in port for port in ports), ports
 

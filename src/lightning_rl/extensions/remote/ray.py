@@ -77,8 +77,8 @@ class RayCollector(Collector):
         resources: other Ray resources that each collector takes on its node, by name.
         min_healthy: end the run if fewer collectors have not failed since their last rollout; 0
             continues until no rollout has arrived for `timeout_s`.
-        timeout_s: maximum seconds for a rollout, and for the learner's wait for one. The first
-            start of a process has ten minutes more.
+        timeout_s: maximum seconds for a rollout, and for the learner's wait for one. The start of
+            processes, also of replaced ones, has ten minutes more in each wait.
         back_off_s: seconds before a failed collector is replaced; doubled after each further
             failure, up to a minute.
 

@@ -167,7 +167,7 @@ def refuse_without_ray(feature: str) -> None:
 
 
 def prepare_environment(alone: bool) -> None:
-    """Set Ray's unset environment variables before its import; `alone`: listen on loopback only."""
+    """Set Ray's unset environment variables before its import; `alone`: for this user alone."""
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
     # otherwise every publication of weights would take new memory for a second. The last variable
     # hides state dumps, and lines about dead processes, which our own warnings report.
@@ -175,6 +175,9 @@ def prepare_environment(alone: bool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if alone:
         os.environ.setdefault(CLUSTERS, "0")
+        # Ray opens its own directory, with sockets, to all users: it lies in one of this user.
+        if "RAY_TMPDIR" not in os.environ:
+            os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
     os.environ.setdefault(
         "RAY_DEDUP_LOGS_SKIP_REGEX", r"^A worker died or was killed|\[state-dump\]"

@@ -98,7 +98,7 @@ class ReceivedRollout(NamedTuple):
 
 
 START_SECONDS = 600.0
-"""Seconds in which the first process of a collector must start, in addition to `timeout_s`."""
+"""Seconds of a wait in which processes may start, in addition to `timeout_s`."""
 
 
 class HungCollectorError(EnvFaultError, TimeoutError):
@@ -179,7 +179,7 @@ class RemoteCollectors:
             ReadInterrupted: if `interrupted` is set and no rollout is ready.
             BufferClosed: if `closed` is set and no rollout is ready.
         """
-        began = self.clock()
+        began, start_s = self.clock(), 0.0
         while True:
             self.poll(0.0)
             # Look for a rollout first: a ready one is returned even after `interrupt`.
@@ -190,9 +190,11 @@ class RemoteCollectors:
                 raise BufferClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("interrupt() ended the wait for a rollout.")
-            if self._waits_too_long(began):
+            if self._waits_too_long(began, start_s):
                 raise HungCollectorError(self._no_rollout_message()) from self._last_error()
+            looked, starts = self.clock(), any(each.status == "starting" for each in self.remotes)
             self.poll(LOOK_SECONDS)
+            start_s += (self.clock() - looked) * starts
         # Only now: until a rollout is taken, a checkpoint holds the state before it.
         rollout, remote.state = remote.value
         received = ReceivedRollout(remote.index, remote.version, rollout)
@@ -203,13 +205,10 @@ class RemoteCollectors:
         self._begin()
         return received
 
-    def _waits_too_long(self, began: float) -> bool:
-        """Return whether no rollout came in time; the first start of a process has its own time."""
-        unfailed = [remote for remote in self.remotes if remote.failures == 0]
-        starts = any(remote.status == "starting" for remote in unfailed)
-        # Count from the newest start, so that each collector has its full time.
-        since = max([began, *(remote.since for remote in unfailed)])
-        return self.clock() - since > self.settings.timeout_s + (START_SECONDS if starts else 0.0)
+    def _waits_too_long(self, began: float, start_s: float) -> bool:
+        # Count from the newest rollout of a healthy collector, so that each has its full time.
+        since = max([began, *(remote.since for remote in self.remotes if not remote.failures)])
+        return self.clock() - since > self.settings.timeout_s + min(start_s, START_SECONDS)
 
     def skip(self) -> None:
         """Mark that the learner skips the last rollout."""
