@@ -668,3 +668,33 @@ def test_a_fifo_is_no_file_of_minari(tmp_path):
     os.mkfifo(file)
     with refused(names="regular file"):
         read_episodes(tmp_path)
+
+
+def changed(table, column, value):
+    index, count = table.column_names.index(column), len(table)
+    return table.set_column(index, column, pa.array([value] * count))
+
+
+DAMAGES = {
+    "bytes of a page": (None, None),  # for which pyarrow has several lines
+    "a statistic of text": ("stats/action/q50", "x"),
+    "a statistic of another shape": ("stats/action/count", -1),
+    "no statistic": ("stats/action/mean", None),
+    "a place that is none": ("meta/episodes/chunk_index", None),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_table_is_one_message_of_one_line(name, recorded, tmp_path):
+    shutil.copytree(recorded, path := tmp_path / "data")
+    (table,) = (path / ("meta/episodes" if DAMAGES[name][0] else "data")).rglob("*.parquet")
+    if DAMAGES[name][0]:
+        pq.write_table(changed(pq.read_table(table), *DAMAGES[name]), table)
+    else:
+        damaged = bytearray(table.read_bytes())
+        damaged[4:60] = bytes(range(56))
+        table.write_bytes(damaged)
+    with refused(names=("meta/episodes" if DAMAGES[name][0] else table.name, "restore")) as caught:
+        list(read_episodes(path))
+        EpisodeWriter(path, *SPACES, 10).finalise()
+    assert "\n" not in str(caught.value)

@@ -504,8 +504,8 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 if not value.isfinite().all():  # would make the next weights NaN
                     raise ValueError(f"{name} holds numbers that are not finite")
             step = entries.get("step", 0)
-            if not _is_number(step) or step < 0:
-                raise ValueError(f"step is {step!r}, but must be a number of at least 0")
+            if not _is_number(step) or not 0 <= step <= 1e18:  # nan is neither
+                raise ValueError(f"step is {step!r}, but must be a number from 0 to 1e18")
 
 
 def _check_same_optimizer(method: Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import torch
 
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, reason_of
 from lightning_rl.system.tensors import check_records, load_tensors
 
 SCHEMA = 5
@@ -138,17 +138,16 @@ def restoring(part: str) -> Iterator[None]:
         *(ArithmeticError, AssertionError, AttributeError, LookupError),
         *(MemoryError, TypeError, ValueError, RuntimeError, gymnasium.error.Error),
     ) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
-            f"The checkpoint's {part} cannot be restored ({type(error).__name__}: {reason}): its "
-            f"content does not fit this run. {ANOTHER}"
+            f"The checkpoint's {part} cannot be restored ({type(error).__name__}: "
+            f"{reason_of(error)}): its content does not fit this run. {ANOTHER}"
         ) from error
 
 
 def check_types(saved: Any, like: Any, name: str) -> None:
     """Refuse a saved value, or a value in it, of another type than that in `like`."""
-    if saved is None and not isinstance(like, int | float | str):
-        return  # a part that this run did not have
+    if like is None or (saved is None and not isinstance(like, int | float | str)):
+        return  # a part that the run or this one did not have
     kinds: Any = (int, float) if isinstance(like, float) else type(like)
     if not isinstance(saved, kinds):
         raise ConfigurationError(
@@ -222,7 +221,7 @@ def _check_sums(path: str | Path, verify: bool) -> None:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = reason_of(error)
     if "Weights only load failed" in reason:
         reason = "it holds objects besides numbers, texts and tensors, and could run code"
     elif isinstance(error, zipfile.BadZipFile):

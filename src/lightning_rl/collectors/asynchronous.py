@@ -171,7 +171,11 @@ class AsyncCollector(Collector):
         self._read = state.get("read", state["loop"]["rollouts"])  # older checkpoints lack it
         if "buffer" in state:
             self._stale_steps = state["stale_steps"]
-            windows = self._fresh_enough(state["buffer"]["windows"])
+            saved = [
+                {**window, "notes": _notes(window["notes"])}
+                for window in state["buffer"]["windows"]
+            ]
+            windows = self._fresh_enough(saved)
             self._buffer.load_state_dict(state["buffer"] | {"windows": windows})
         self._begun = int(self._buffer.statistics()["queue_depth"])
         self._resume_from = state["loop"]
@@ -268,3 +272,12 @@ class AsyncCollector(Collector):
         if frame is None:
             return "Its thread has ended."
         return f"Its thread is at:\n{''.join(traceback.format_stack(frame))}"
+
+
+def _notes(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the notes of a saved window with the types of `RolloutLoop.run`."""
+    return {
+        "number": int(saved["number"]),
+        "envs_were_reset": bool(saved["envs_were_reset"]),
+        "reports": {str(name): float(value) for name, value in saved["reports"].items()},
+    }

@@ -32,6 +32,11 @@ def closest(name: str, allowed: Iterable[str], *, limit: int = 4) -> str:
     return f"; close matches: {', '.join(matches)}" if matches else ""
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the text of a library's error in one line, for a message; without a text its type."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
 def require(condition: bool, message: str) -> None:
     """Raise an error unless a condition holds.
 

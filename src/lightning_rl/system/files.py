@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_rl.system.errors import ConfigurationError, WriteError
+from lightning_rl.system.errors import ConfigurationError, WriteError, reason_of
 
 try:
     import fcntl
@@ -110,7 +110,7 @@ def read_text(path: str | Path, inside: Path | None = None) -> str:
         try:
             return file.read().decode()
         except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+            raise ConfigurationError(f"{path} cannot be read: {reason_of(error)}.") from error
         except UnicodeDecodeError as error:
             raise ConfigurationError(
                 f"{path} is not in UTF-8 (byte {error.object[error.start]:#04x} at {error.start}): "
@@ -124,7 +124,7 @@ def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+        raise ConfigurationError(f"{path} cannot be read: {reason_of(error)}.") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
     level: list[Any] = [content]

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, reason_of
 
 _FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
@@ -64,9 +64,7 @@ def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
         raise
     # PyYAML raises many types: for `2024-99-99` a ValueError, for `!!bool x` a KeyError.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"{name} is not valid YAML: {' '.join(str(error).split())}. {cure}"
-        ) from error
+        raise ConfigurationError(f"{name} is not valid YAML: {reason_of(error)}. {cure}") from error
 
 
 def check_size(text: str, name: str, cure: str = "Correct it.") -> None:

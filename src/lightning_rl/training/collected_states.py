@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.buffers import Replay
-from lightning_rl.checkpoints.format import restoring
+from lightning_rl.checkpoints.format import check_types, restoring
 from lightning_rl.collectors import Collector
 from lightning_rl.system import ranks
 
@@ -55,6 +55,7 @@ class CollectedStates:
         if collector is not None and len(states) == ranks.world_size():
             # With another number of ranks, the algorithm warns.
             with restoring("state of collector and envs"):
+                check_types(states[rank], collector.state_dict(), "The collector's state")
                 collector.load_state_dict(states[rank])
         if replay is None or not saved:
             return

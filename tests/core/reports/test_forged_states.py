@@ -15,6 +15,7 @@ from lightning_rl.algorithms.checks import check_optimizer_state
 from lightning_rl.buffers import ReplayBuffer
 from lightning_rl.checkpoints.format import check_tensors, restoring
 from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.collectors import AsyncCollector
 from lightning_rl.policies import ActorCritic, NatureCNN, SquashedActorCritic
 from lightning_rl.policies.networks.memory import GRU
 from lightning_rl.system.errors import ConfigurationError
@@ -101,6 +102,7 @@ FORGED = [
     ((*MOMENTS, "exp_avg"), None),
     ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
     ((*MOMENTS, "step"), -1),
+    ((*MOMENTS, "step"), torch.tensor(torch.nan)),
     (("RLDataModule", "collectors"), 10**30),
     ((*LOOP, "env_steps"), [1]),
     ((*LOOP, "rollouts"), {}),
@@ -122,6 +124,38 @@ def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
             model=SCALED,
             ckpt_path=tmp_path / "a.ckpt",
         )
+    assert "\n" not in str(caught.value)
+
+
+COLLECTOR = ("RLDataModule", "collectors", 0)
+WINDOW = (*COLLECTOR, "buffer", "windows", 0)
+WINDOWS_FORGED = [
+    ((*WINDOW, "notes"), True),
+    ((*WINDOW, "notes"), {"number": 1}),
+    ((*WINDOW, "notes", "number"), [1]),
+    ((*WINDOW, "notes", "reports"), ["a"]),
+    ((*WINDOW, "notes", "reports"), {"a": {}}),
+    ((*WINDOW, "fields"), None),
+    ((*COLLECTOR, "buffer", "windows"), "a"),
+    ((*COLLECTOR, "buffer", "written_steps"), torch.zeros(3, dtype=torch.bool)),
+    ((*COLLECTOR, "stale_steps"), []),
+    ((*COLLECTOR, "read"), []),
+]
+
+
+@pytest.fixture(scope="module")
+def collected_ahead(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    train(run_dir, data={"total_env_steps": 64, "collector": AsyncCollector})
+    return load(last(run_dir))
+
+
+@pytest.mark.parametrize(("path", "value"), WINDOWS_FORGED)
+def test_a_forged_window_is_one_message(path, value, collected_ahead, tmp_path):
+    torch.save(forged(collected_ahead, path, value), tmp_path / "a.ckpt")
+    data = LONGER | {"collector": AsyncCollector}
+    with pytest.raises(ConfigurationError) as caught:
+        train(tmp_path / "run", data=data, ckpt_path=tmp_path / "a.ckpt")
     assert "\n" not in str(caught.value)
 
 

@@ -24,7 +24,7 @@ from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_interven
 from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.rollout.names import named
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
-from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.errors import ConfigurationError, closest, reason_of, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -97,7 +97,7 @@ def make_gymnasium(
             "data.num_envs, or vectorization: sync."
         ) from error
     except (gymnasium.error.Error, TypeError) as error:
-        raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
+        raise ConfigurationError(f"Env '{id}' could not be made: {reason_of(error)}") from error
     _check_batch(env, id, vectorization)
     return env
 
@@ -307,12 +307,11 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
         )
     if "have been moved to" in str(error):
         return ConfigurationError(
-            f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
-            f"({' '.join(str(error).split())})"
+            f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. ({reason_of(error)})"
         )
     # The env or one of its wrappers may need it.
     packages = [package for key, package in EXTRAS.items() if key in str(error).lower()]
-    cure = f"pip install {packages[0]} ({error})" if packages else str(error)
+    cure = f"pip install {packages[0]} ({reason_of(error)})" if packages else reason_of(error)
     return ConfigurationError(f"Env '{id}' needs a package that is not installed: {cure}")
 
 

@@ -36,10 +36,12 @@ Places = dict[int, tuple[int, int]]
 def join_files(path: Path) -> None:
     """Join the files of a dataset, and write the statistics of all episodes."""
     info = lerobot.read_json(path / lerobot.INFO)
-    size_limit = info.get("data_files_size_in_mb", 100) * MEBIBYTE
+    with readable(path / lerobot.INFO):
+        data_bytes = float(info.get("data_files_size_in_mb", 100)) * MEBIBYTE
+        video_bytes = float(info.get("video_files_size_in_mb", 200)) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
     with replacing_folders(path) as target:
-        data = _join(lerobot.files_of(path / "data"), target / "data", size_limit, _join_tables)
+        data = _join(lerobot.files_of(path / "data"), target / "data", data_bytes, _join_tables)
         places = {}
         for key in videos:
 
@@ -47,9 +49,7 @@ def join_files(path: Path) -> None:
                 return join_videos(sources, file, info["fps"])
 
             sources, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
-            places[key] = _join(
-                sources, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
-            )
+            places[key] = _join(sources, folder, video_bytes, join)
         meta = target / "meta"
         statistics = _join_episodes(path, meta, data, places, info["fps"])
         for key, feature in info["features"].items():
@@ -76,7 +76,7 @@ def _quantiles(data: Path, key: str, shape: tuple[int, ...]) -> dict[str, list[f
 def _join(
     sources: Sequence[Path],
     folder: Path,
-    size_limit: int,
+    size_limit: float,
     join: Callable[[Sequence[Path], Path], list[int]],
 ) -> Places:
     """Join files into files of at most `most` bytes; return their new places."""
@@ -95,7 +95,7 @@ def _join(
     return places
 
 
-def _groups(sources: Sequence[Path], size_limit: int) -> Iterator[list[Path]]:
+def _groups(sources: Sequence[Path], size_limit: float) -> Iterator[list[Path]]:
     group: list[Path] = []
     size = 0
     for source in sources:
@@ -122,19 +122,21 @@ def _join_episodes(
     names = TableFile(sources[0], []).names  # later files may have label columns too
     statistics: dict[str, list[dict[str, Any]]] = {}
 
-    def tables() -> Iterator[Any]:
+    def moved_tables() -> Iterator[Any]:
         for first in range(0, len(sources), EPISODES_AT_ONCE):
             part = sources[first : first + EPISODES_AT_ONCE]
-            rows = arrow.concat_tables([read_table(source, names).select(names) for source in part])
-            table = _moved(rows.combine_chunks(), data, videos, fps)
-            # All rows of the table now stand in file 0.
-            for name, value in lerobot.place_of(0).items():
-                table = _with(table, f"meta/episodes/{name}", [value] * len(table))
-            _collect(table, statistics)
+            with readable(part[0]):
+                tables = [read_table(source, names).select(names) for source in part]
+                table = _moved(arrow.concat_tables(tables).combine_chunks(), data, videos, fps)
+                # All rows of the table now stand in file 0.
+                for name, value in lerobot.place_of(0).items():
+                    table = _with(table, f"meta/episodes/{name}", [value] * len(table))
+                _collect(table, statistics)
             yield table
 
-    write_tables(meta / "episodes" / lerobot.file_name(0, ".parquet"), tables())
-    return {key: joined_statistics(parts) for key, parts in statistics.items()}
+    write_tables(meta / "episodes" / lerobot.file_name(0, ".parquet"), moved_tables())
+    with readable(sources[0]):
+        return {key: joined_statistics(parts) for key, parts in statistics.items()}
 
 
 def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> Any:

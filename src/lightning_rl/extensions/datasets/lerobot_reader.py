@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.algorithms import available_bytes
-from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.errors import closest, reason_of, require
 from lightning_rl.extend.rollout import tree_of_leaves
 from lightning_rl.extend.spaces import as_policy_counts, first_choice, named, order_of, space_of
 from lightning_rl.extensions.datasets import lerobot_format as lerobot
@@ -221,8 +221,9 @@ class LeRobotEpisodes(Episodes):
 
         def next_number(prefix: str) -> int:
             chunk, file = f"{prefix}/chunk_index", f"{prefix}/file_index"
-            numbers = [row[chunk] * lerobot.CHUNK_FILES + row[file] for row in self._rows]
-            return int(max(numbers)) + 1
+            with readable(self.path / lerobot.EPISODES):
+                numbers = [row[chunk] * lerobot.CHUNK_FILES + row[file] for row in self._rows]
+                return int(max(numbers)) + 1
 
         numbers = {kind: next_number(prefix) for kind, prefix in prefixes.items()}
         return numbers | {"videos": max([0, *(next_number(f"videos/{key}") for key in cameras)])}
@@ -365,8 +366,8 @@ class LeRobotEpisodes(Episodes):
             return lerobot.from_column(table.column(key), shape)
         except (KeyError, ValueError, arrow.ArrowException) as error:
             raise ConfigurationError(
-                f"{name} cannot be read: its column '{key}' is invalid: {error}. Restore it, or "
-                "leave the episode out."
+                f"{name} cannot be read: its column '{key}' is invalid: {reason_of(error)}. "
+                "Restore it, or leave the episode out."
             ) from error
 
     def _flags(self, table: Any, column: str, name: str) -> np.ndarray:
@@ -493,7 +494,8 @@ class LeRobotEpisodes(Episodes):
                 picture[...] = decode_picture(content["bytes"].as_py(), leaf.kept_shape)
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigurationError(
-                f"The dataset at {self.path} has a broken picture in '{leaf.key}': {error}. {CURE}"
+                f"The dataset at {self.path} has a broken picture in '{leaf.key}': "
+                f"{reason_of(error)}. {CURE}"
             ) from error
         return pictures
 

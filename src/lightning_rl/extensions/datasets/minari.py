@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.algorithms import available_bytes
-from lightning_rl.extend.errors import require
+from lightning_rl.extend.errors import reason_of, require
 from lightning_rl.extend.files import expanded, move, writing
 from lightning_rl.extend.rollout import map_tree, tree_of_leaves
 from lightning_rl.extend.spaces import as_env_counts, as_policy_counts, choices_of, first_choice
@@ -122,8 +122,8 @@ class MinariEpisodes(Episodes):
         if isinstance(error, ConfigurationError):
             return error
         return ConfigurationError(
-            f"The Minari dataset at {self.path} cannot be read ({error}): restore it, or give "
-            "another one."
+            f"The Minari dataset at {self.path} cannot be read ({reason_of(error)}): restore it, "
+            "or give another one."
         )
 
     def _check_files(self, count: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import require
+from lightning_rl.extend.errors import reason_of, require
 from lightning_rl.extensions.datasets.lerobot_format import check_file, import_extra
 
 CODEC = "libsvtav1"
@@ -107,7 +107,9 @@ def read_frames(
                 frames[count] = _pixels(frame, size)
                 count += 1
     except (av.FFmpegError, OSError, IndexError, ValueError, TypeError, ArithmeticError) as error:
-        raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
+        raise ConfigurationError(
+            f"The video {path} cannot be read ({reason_of(error)}). {CURE}"
+        ) from error
     require(
         count == len(times),
         f"The video {path} is broken: it has no frame at {times[min(count, len(times) - 1)]:.3f} "
@@ -208,7 +210,7 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
             return np.array(picture.convert(FORMATS[_channels(size)][1])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
         raise ValueError(
-            f"not a picture in one of the formats {', '.join(PICTURES)} ({error})"
+            f"not a picture in one of the formats {', '.join(PICTURES)} ({reason_of(error)})"
         ) from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import require
+from lightning_rl.extend.errors import reason_of, require
 from lightning_rl.extensions.datasets.lerobot_format import check_file, import_extra
 
 MOST_BYTES = 2**30
@@ -20,6 +20,9 @@ MOST_ROWS = 10**6
 MOST_BYTES_TOGETHER = 8 * MOST_BYTES
 """Maximum bytes of the rows of an episode in memory."""
 
+DAMAGE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""Errors of reading damaged content."""
+
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
@@ -30,9 +33,9 @@ def readable(path: Path) -> Iterator[None]:
     # Already with the file's name and a cure.
     except ConfigurationError:
         raise
-    except (OSError, ValueError, arrow.ArrowException) as error:
+    except (*DAMAGE, arrow.ArrowException) as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({error}): restore it, or give another dataset."
+            f"{path} cannot be read ({reason_of(error)}): restore it, or give another dataset."
         ) from error
 
 

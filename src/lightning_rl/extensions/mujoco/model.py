@@ -13,7 +13,14 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.envs import offscreen_renderer
-from lightning_rl.extend.errors import closest, import_extra, is_import_path, is_model_file, require
+from lightning_rl.extend.errors import (
+    closest,
+    import_extra,
+    is_import_path,
+    is_model_file,
+    reason_of,
+    require,
+)
 from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.extensions.mujoco.files import check_files
 
@@ -92,7 +99,9 @@ def read_spec(model: Any) -> Any:
     try:
         return mujoco.MjSpec.from_file(str(model))
     except Exception as error:  # MuJoCo raises many types, and RuntimeError for lack of memory
-        raise ConfigurationError(f"MuJoCo cannot read the model {model}: {error}") from error
+        raise ConfigurationError(
+            f"MuJoCo cannot read the model {model}: {reason_of(error)}"
+        ) from error
 
 
 class Layout:
@@ -133,7 +142,9 @@ class Layout:
         try:
             self.model = model = spec.compile()
         except Exception as error:  # see `read_spec`
-            raise ConfigurationError(f"MuJoCo cannot compile the model: {error}") from error
+            raise ConfigurationError(
+                f"MuJoCo cannot compile the model: {reason_of(error)}"
+            ) from error
         _check_bounds(model)
         # The backends restore only these parts: any other would differ after a resume.
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))

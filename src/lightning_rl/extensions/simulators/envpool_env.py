@@ -23,7 +23,7 @@ from lightning_rl.extend.envs import (
     seeds_of,
     wrap_arrays,
 )
-from lightning_rl.extend.errors import closest, import_extra, require
+from lightning_rl.extend.errors import closest, import_extra, reason_of, require
 from lightning_rl.extend.rollout import map_tree
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
@@ -149,7 +149,7 @@ def _explained(id: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
             yield
     except Exception as error:  # an assertion, a TypeError, or a C++ error
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ConfigurationError(f"EnvPool env '{id}' could not be made: {reason}") from error
 
 

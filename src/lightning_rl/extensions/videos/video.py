@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_rl import ConfigurationError, RLDataModule, VectorEnv
 from lightning_rl.extend.collectors import VideoSettings, algorithm_of
 from lightning_rl.extend.envs import EnvTimeoutError, one_picture
+from lightning_rl.extend.errors import reason_of
 from lightning_rl.extend.files import write_atomically
 from lightning_rl.extensions.videos.film import Film, require_video_packages
 
@@ -131,7 +132,7 @@ class VideoRecorder(Callback):
             raise  # the env is lost for the evaluation too
         except Exception as error:  # renderers fail in many ways, none of which may end training
             self._broken, self._film = True, None
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = reason_of(error)
             if not self._training:
                 raise ConfigurationError(
                     f"The requested film cannot be made: {reason} (Without a film: --video false.)"

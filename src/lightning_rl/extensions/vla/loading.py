@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend import ranks
-from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, require
+from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, reason_of, require
 from lightning_rl.extend.files import expanded, read_json
 from lightning_rl.extensions.vla.adapters import (
     add_fresh_adapter,
@@ -272,10 +272,9 @@ def _from_directory(
                 output_loading_info=True,
             )
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"{path} cannot be loaded: {reason} Weights must be .safetensors, because a pickle can "
-            "run any code. Convert a pickle that you trust with save_pretrained."
+            f"{path} cannot be loaded: {reason_of(error)} Weights must be .safetensors, because a "
+            "pickle can run any code. Convert a pickle that you trust with save_pretrained."
         ) from error
     # The entries are names, or tuples that begin with the name, depending on the version.
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]

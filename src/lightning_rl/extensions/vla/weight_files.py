@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import import_extra, require
+from lightning_rl.extend.errors import import_extra, reason_of, require
 from lightning_rl.extend.files import expanded, load_tensors, read_json
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -138,10 +138,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except ConfigurationError:
         raise
     except Exception as error:  # a damaged or malicious file fails in many ways
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(
             f"{path} is refused: it is damaged, or holds objects besides tensors, which can run "
-            f"any code ({reason}). Save the state_dict alone, best as .safetensors."
+            f"any code ({reason_of(error)}). Save the state_dict alone, best as .safetensors."
         ) from error
     # A checkpoint wraps the state dict: {"state_dict": ..., "epoch": ...}.
     entries = {"": content} | (content if isinstance(content, dict) else {})

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import reason_of
 from lightning_rl.extensions.vla.weight_files import fitting, weights_at
 
 
@@ -37,8 +38,7 @@ def one_message(beginning: str) -> Iterator[None]:
     except ConfigurationError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigurationError(f"{beginning}: {reason}") from error
+        raise ConfigurationError(f"{beginning}: {reason_of(error)}") from error
 
 
 @contextmanager
