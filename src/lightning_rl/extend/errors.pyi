@@ -8,7 +8,6 @@ from lightning_rl.system.errors import closest as closest
 from lightning_rl.system.errors import import_extra as import_extra
 from lightning_rl.system.errors import reason_of as reason_of
 from lightning_rl.system.errors import require as require
-from lightning_rl.system.texts import OF_A_HUB as OF_A_HUB
 from lightning_rl.system.texts import asks_a_hub as asks_a_hub
 from lightning_rl.system.texts import imported as imported
 from lightning_rl.system.texts import is_import_path as is_import_path

@@ -99,9 +99,7 @@ def read_spec(model: Any) -> Any:
     try:
         return mujoco.MjSpec.from_file(str(model))
     except Exception as error:  # MuJoCo raises many types, and RuntimeError for lack of memory
-        raise ConfigurationError(
-            f"MuJoCo cannot read the model {model}: {reason_of(error)}"
-        ) from error
+        raise ConfigurationError(f"MuJoCo cannot read {model}: {reason_of(error)}") from error
 
 
 class Layout:
@@ -142,9 +140,7 @@ class Layout:
         try:
             self.model = model = spec.compile()
         except Exception as error:  # see `read_spec`
-            raise ConfigurationError(
-                f"MuJoCo cannot compile the model: {reason_of(error)}"
-            ) from error
+            raise ConfigurationError(f"MuJoCo refuses the model: {reason_of(error)}") from error
         _check_bounds(model)
         # The backends restore only these parts: any other would differ after a resume.
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))

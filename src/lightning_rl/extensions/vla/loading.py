@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend import ranks
-from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, reason_of, require
+from lightning_rl.extend.errors import asks_a_hub, closest, imported, reason_of, require
 from lightning_rl.extend.files import expanded, read_json
 from lightning_rl.extensions.vla.adapters import (
     add_fresh_adapter,
@@ -289,7 +289,7 @@ def _refuse_a_hub(settings: Any, source: str) -> None:
         require(
             not asks_a_hub(key, value),
             f"{source} sets {key}: {value!r}, with which transformers may import or download code. "
-            f"Remove {key}; allowed: {', '.join(OF_A_HUB.get(str(key), ())) or 'none'}.",
+            f"Remove {key}; of implementations, eager and sdpa are allowed.",
         )
         if isinstance(value, Mapping | list):
             _refuse_a_hub(value, source)
