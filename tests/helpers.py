@@ -226,8 +226,9 @@ def scalars(run_dir, ignore=("charts/SPS",)):
 
 def assert_same(a, b, path=""):
     """Assert that two trees of tensors and plain values are equal bit for bit."""
-    assert type(a) is type(b), f"{path}: {type(a)} and {type(b)}"
-    if isinstance(a, torch.Tensor):
+    are_tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)  # or parameters
+    assert are_tensors or type(a) is type(b), f"{path}: {type(a)} and {type(b)}"
+    if are_tensors:
         assert a.dtype == b.dtype, path
         assert torch.equal(
             a.nan_to_num(7.0) if a.is_floating_point() else a,

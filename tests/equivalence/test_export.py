@@ -379,9 +379,8 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     assert again.action_space == first.action_space
     assert again.module.observation_space == first.module.observation_space
     Path(f"{path}.json").unlink()
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=(f"{path}.json", "walker.safetensors", "FileNotFoundError")):
         load_policy(path)
-    assert_names(str(error.value), f"{path}.json", "walker.safetensors", "FileNotFoundError")
 
 
 def test_exported_weights_are_data(arm_run, tmp_path):
@@ -498,9 +497,8 @@ def without_its_model(backbone):
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     large = variant(TransformersBackbone, "Large", __init__=without_its_model)()
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("A Large", "ONNX", "--format safetensors", "load_policy")):
         exported(VLAPolicy(VLA, CHUNK, large, head="gaussian"), kind, tmp_path / "x")
-    assert_names(str(error.value), "A Large", "ONNX", "--format safetensors", "load_policy")
     assert issubclass(CustomVLA, torch.nn.Module)
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.core.equivalence.test_resume import stop_and_resume
 from tests.equivalence.features import ALL, WARM_UP, OwnAlgorithm
 from tests.equivalence.test_async import assert_same_training, background
-from tests.helpers import assert_same_run, scalars, train
+from tests.helpers import assert_same, assert_same_run, scalars, train
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,7 @@ def test_the_actor_stands_still_until_its_warm_up_is_over(plain, tmp_path):
     start = OwnAlgorithm(plain[0].policy).policy.actor.state_dict()
     data = ALL["data"] | {"total_env_steps": 2 * 4 * 16 * WARM_UP - 64}
     warm, _, trainer = train(tmp_path, **ALL | {"data": data})
-    for key, value in warm.policy.actor.state_dict().items():
-        assert torch.equal(value, start[key])
+    assert_same(warm.policy.actor.state_dict(), start)
     assert trainer.optimizers[0].param_groups[0]["lr"] == ALL["model"]["learning_rate"]
     moved = plain[0].policy.actor.state_dict()
     assert any(not torch.equal(moved[key], start[key]) for key in start)
@@ -61,8 +60,9 @@ def test_compiled_they_follow_the_eager_run(plain, tmp_path, traced_only):
     module, *_ = train(tmp_path, **changed(compile=True))
     graphs = module.learner.graphs._compiled
     assert any(key[1] == "loss" for key in graphs), "it was compiled"
-    for key, value in plain[0].policy.state_dict().items():
-        torch.testing.assert_close(module.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        module.policy.state_dict(), plain[0].policy.state_dict(), rtol=1e-3, atol=1e-4
+    )
     rates = [
         [rate for _, rate in scalars(directory)["train/learning_rate"]]
         for directory in (plain[1], tmp_path)

@@ -14,7 +14,6 @@ from lightning_rl import (
     TD3,
     ActionChunk,
     AsyncCollector,
-    ConfigurationError,
     DictEncoder,
     DiscreteSAC,
     GripperSAC,
@@ -34,7 +33,7 @@ from tests.core.learning.test_probes import PictureProbe
 from tests.equivalence.features import MinimalInfo
 from tests.goal_envs import GoalProbe
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
-from tests.messages import assert_names
+from tests.messages import refused
 from tests.probes import MaskProbe
 from tests.variants import after, variant
 
@@ -188,10 +187,8 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     eager, *_ = train(tmp_path / "eager", **settings(**RUNS[name]))
     compiled, *_ = train(tmp_path / "compiled", **run)
     assert compiled.learner.compilation.compiled
-    for key, value in eager.state_dict().items():
-        if torch.is_tensor(value) and value.is_floating_point():
-            # Adam makes steps of one size of gradients that are little more than rounding noise.
-            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=3e-4)
+    # Adam makes steps of one size of gradients that are little more than rounding noise.
+    torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-3, atol=3e-4)
     if q_networks.RENORMALIZED_AFTER == RENORMALIZED_EARLY:
         stop_and_resume(tmp_path / "stopped", STOP, **run)
         assert_same_run(tmp_path / "compiled", tmp_path / "stopped")
@@ -267,13 +264,13 @@ def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
 
 def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
     dropping = partial(AsyncCollector, overflow="overwrite", timeout_s=30)
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(
+        names=(
+            "data.collector.overflow=overwrite",
+            "SAC",
+            "updates_per_env_step=1",
+            "overflow: block",
+            "max_staleness",
+        )
+    ):
         train(tmp_path, **settings(collector=dropping))
-    assert_names(
-        str(caught.value),
-        "data.collector.overflow=overwrite",
-        "SAC",
-        "updates_per_env_step=1",
-        "overflow: block",
-        "max_staleness",
-    )

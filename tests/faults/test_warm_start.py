@@ -174,8 +174,9 @@ def test_a_critic_may_be_left_out_or_new(first, then, note, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         pair = begin(tmp_path, *settings)
     assert note in caplog.text
-    for one, other in zip(pair[0].actor.parameters(), pair[1].actor.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        [*pair[0].actor.parameters()], [*pair[1].actor.parameters()], atol=1e-6, rtol=0
+    )
     assert [type(each) for each in pair] == [
         {PPO: ActorCritic, GRPO: ActorOnly}[c] for c in (first, then)
     ]

@@ -24,7 +24,7 @@ from lightning_rl.extensions.algorithms.gradients import check_gradients
 from lightning_rl.extensions.tasks.base import Pictures
 from tests.core.equivalence.test_resume import stop_and_resume
 from tests.core.numerics.test_sac import actor_layers
-from tests.helpers import assert_same_run, last, make_data, make_ppo, train
+from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
 from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward
 from tests.references import gae_by_sum, numeric_gradient, segment_gain
@@ -190,8 +190,7 @@ def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path)
             self.replayed, env = [], self.data.collector.env
             before = env.state_dict()
             super().improve_actor(rollout)
-            for key, value in before["state"].items():
-                assert torch.equal(env.state[key], value)
+            assert_same(before["state"], env.state.to_dict())
             replayed = torch.stack(self.replayed, 1)
             differences.append((replayed - rollout["action"][:, :-1]).abs().max())
 
@@ -220,10 +219,9 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
     run = {"env": PointMass, "model": {"algorithm": SHAC, "learning_rate": 1e-9, "tau": 1e-9}}
     run |= {"trainer": {"init_from": str(last(tmp_path / "ppo"))}}
     module, *_ = train(tmp_path / "shac", **run)
-    for ours, theirs in zip(
-        module.target_critic.parameters(), first.policy.critic.parameters(), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        [*module.target_critic.parameters()], [*first.policy.critic.parameters()], rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

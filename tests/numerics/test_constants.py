@@ -12,7 +12,15 @@ from lightning_rl import PPO, OnPolicyAlgorithm
 from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
 from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning
 from tests.core.numerics.test_gradients import minibatch_for
-from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
+from tests.helpers import (
+    assert_same,
+    count_graphs,
+    make_data,
+    make_ppo,
+    make_update,
+    scalars_of,
+    train,
+)
 from tests.messages import refused
 from tests.variants import after
 
@@ -258,8 +266,7 @@ def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
         if compile:
             assert count_graphs(update, "loss") > 0
             assert count_graphs(update, "step") == (optimizer == "in pieces")
-        for old, new in zip(before, untouched.parameters(), strict=True):
-            assert torch.equal(old, new)
+        assert_same([*before], [*untouched.parameters()])
         steps = {n: int(adam.state[p].get("step", 0)) for n, p in module.policy.named_parameters()}
         left, trained = ("critic", "actor") if algorithm is BehaviorCloning else ("actor", "critic")
         assert steps[f"{left}.0.weight"] == 0

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
-from tests.messages import assert_names, refused
+from tests.messages import refused
 from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
@@ -99,9 +99,8 @@ def test_a_window_shows_the_env_and_who_acts(window):
 def test_one_person_steers_one_env(window):
     env, other = (Intervention(shows(), Keyboard()) for _ in range(2))
     env.reset()
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("Keyboard", "data.num_envs: 1")):
         other.reset()
-    assert_names(str(error.value), "Keyboard", "data.num_envs: 1")
     env.close()
     other.reset()
     other.close()
@@ -110,11 +109,8 @@ def test_one_person_steers_one_env(window):
 def test_without_a_display_it_says_what_to_do(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("Keyboard", "DISPLAY", "WAYLAND_DISPLAY", "Gamepad", "queue.Queue")):
         opened(Keyboard())
-    assert_names(
-        str(error.value), "Keyboard", "DISPLAY", "WAYLAND_DISPLAY", "Gamepad", "queue.Queue"
-    )
 
 
 def test_keys_end_an_episode_and_the_next_one_begins_with_the_policy(window):
@@ -240,9 +236,8 @@ def test_a_gamepad_takes_over_while_its_button_is_held(pads):
 
 def test_no_gamepad(pads):
     pads.clear()
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("gamepad 0", "/dev/input/js*", "usermod -aG input $USER")):
         opened(Gamepad())
-    assert_names(str(error.value), "gamepad 0", "/dev/input/js*", "usermod -aG input $USER")
 
 
 class Mouse:
@@ -309,34 +304,31 @@ def test_a_space_mouse_that_is_pulled_out(mouse, monkeypatch):
         raise OSError("read error")
 
     monkeypatch.setattr(mouse, "read", fail)
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("space-mouse", "read error", "rl-cli fit --ckpt_path last")):
         source.poll(None)
-    assert_names(str(error.value), "space-mouse", "read error", "rl-cli fit --ckpt_path last")
     source.close()
 
 
 def test_no_space_mouse(mouse):
     mouse.plugged = []
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("space-mouse", "Keyboard, Gamepad")):
         opened(SpaceMouse())
-    assert_names(str(error.value), "space-mouse", "Keyboard, Gamepad")
 
 
 def test_a_space_mouse_that_may_not_be_read(mouse):
     mouse.allowed = False
-    with pytest.raises(ConfigurationError) as error:
+    with refused(
+        names=(
+            "SpaceMouse Compact",
+            "open failed",
+            'ATTRS{idVendor}=="256f"',
+            "/etc/udev/rules.d/70-space-mouse.rules",
+        )
+    ):
         opened(SpaceMouse())
-    assert_names(
-        str(error.value),
-        "SpaceMouse Compact",
-        "open failed",
-        'ATTRS{idVendor}=="256f"',
-        "/etc/udev/rules.d/70-space-mouse.rules",
-    )
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hid", None)
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("SpaceMouse", "hid", "pip install -e '.[hil-devices]'")):
         opened(SpaceMouse())
-    assert_names(str(error.value), "SpaceMouse", "hid", "pip install -e '.[hil-devices]'")

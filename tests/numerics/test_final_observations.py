@@ -175,9 +175,8 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
         sizes.append(len(storage.rows))
     assert sizes == [4] * 3 + [8] * 4 + [16] * 8 + [21] * 5
     assert storage.rows[:, 0].tolist() == list(range(21))
-    with pytest.raises(RuntimeError) as error:
+    with refused(RuntimeError, names=("20 episodes", "clear_final_observations(rollout)")):
         storage.add(1)
-    assert_names(str(error.value), "20 episodes", "clear_final_observations(rollout)")
     storage.clear()
     assert len(storage.rows) == 21
     assert storage.add(2) == slice(1, 3)
@@ -327,17 +326,18 @@ def test_one_that_is_not_finite_is_named_by_env_and_step():
     env, step = (int(i) for i in rollout["done"][:, 20:].nonzero()[0])
     finals[env, 20 + step, 1] = torch.nan
     write(rollout, finals)
-    with pytest.raises(FloatingPointError) as error:
+    with refused(
+        FloatingPointError,
+        names=(
+            "final_observation",
+            "nan",
+            f"env {env}",
+            f"step {20 + step}",
+            "entry [1]",
+            "last.ckpt",
+        ),
+    ):
         check_finite(rollout)
-    assert_names(
-        str(error.value),
-        "final_observation",
-        "nan",
-        f"env {env}",
-        f"step {20 + step}",
-        "entry [1]",
-        "last.ckpt",
-    )
     check_finite(rollout[:, :20])  # it is of a step that was cut off
     clear_final_observations(rollout)
     check_finite(rollout)

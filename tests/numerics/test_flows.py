@@ -44,7 +44,7 @@ from lightning_rl.functional import flow_transition, interpolate
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP
-from tests.helpers import assert_same_run, last, make_collector, scalars
+from tests.helpers import assert_same, assert_same_run, last, make_collector, scalars
 from tests.messages import refused
 
 SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
@@ -308,8 +308,7 @@ def test_the_first_ratio_is_one_in_the_background_too(name, tmp_path):
         runs[kind] = run.state_dict()
     start = make_policy(make, policy)
     assert "train/entropy" in scalars(tmp_path / "here") or not start.has_entropy
-    for key, value in runs["here"].items():
-        assert torch.equal(value, runs["background"][key]), key
+    assert_same(runs["here"], runs["background"])
     moved = {
         n for n, p in start.named_parameters() if not torch.equal(p, runs["here"][f"policy.{n}"])
     }
@@ -338,8 +337,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
         for compile in (False, True)
     )
     assert compiled.learner.compilation.compiled
-    for key, value in eager.state_dict().items():
-        torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 RESUMED = {
@@ -470,8 +468,7 @@ def test_a_steered_policy_begins_with_the_weights_of_a_checkpoint_and_keeps_them
     base = load_trained(clone).policy
     policy = partial(NoisePolicy, checkpoint=str(clone))
     module = fit(tmp_path, PPO, DOORS, policy, max_epochs=1, **ON_POLICY)
-    for key, value in base.state_dict().items():
-        assert torch.equal(module.policy.base.state_dict()[key], value), key
+    assert_same(base.state_dict(), module.policy.base.state_dict())
     again, td = load_trained(tmp_path).policy, observed(5)
     action = module.policy.get_action(td.clone(), deterministic=True)["action"]
     assert torch.equal(again.get_action(td, deterministic=True)["action"], action)

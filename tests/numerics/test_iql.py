@@ -47,7 +47,7 @@ from tests.core.numerics.test_sac import (
     exact,
 )
 from tests.envs import UNIT, ScriptedTask
-from tests.helpers import assert_same_run, last, train
+from tests.helpers import assert_same, assert_same_run, last, train
 from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward, log_density
 from tests.references import gae_by_sum, numeric_gradient
@@ -278,8 +278,7 @@ def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp
     own = module.policy
     pairs = [(online.policy.actor, own.actor), (online.policy.critic, own.critic)]
     for one, other in [*pairs, (online.target_critic, own.critic)]:
-        for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close([*one.parameters()], [*other.parameters()], rtol=0, atol=1e-6)
 
 
 def offline(run, **data):
@@ -301,8 +300,7 @@ def test_without_an_env_it_learns_the_same(mixed, tmp_path):
     assert with_env.evaluation["episodes"] == 20
     module, data, trainer = train(tmp_path / "alone", **offline(run))
     assert not module.evaluation
-    for ours, theirs in zip(module.parameters(), with_env.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same([*module.parameters()], [*with_env.parameters()])
     assert [f.level for f in trainer.check(module, data, seconds=0.1)].count("error") == 0
     with refused(names=("data.offline: true", "data.env")):
         trainer.validate(module, datamodule=data)

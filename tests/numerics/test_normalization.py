@@ -66,8 +66,7 @@ def test_a_batch_that_is_not_finite_is_left_out(bad, first):
     spoilt[4, 1] = bad
     data = [spoilt, *good] if first else [good[0], spoilt, good[1]]
     expected, moments = feed(RunningMoments(3), good), feed(RunningMoments(3), data)
-    for key, value in expected.state_dict().items():
-        assert torch.equal(moments.state_dict()[key], value)
+    assert_same(expected.state_dict(), moments.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")
@@ -209,8 +208,7 @@ def test_reward_scaling_survives_a_checkpoint(cut):
     expected = scale(whole, data, 0.97)
     scale(begun, data[:cut], 0.97)
     resumed = reload(begun, RewardNormalizer())
-    for a, b in zip(scale(resumed, data[cut:], 0.97), expected[cut:], strict=True):
-        assert torch.equal(a, b)
+    assert_same([*scale(resumed, data[cut:], 0.97)], [*expected[cut:]])
 
 
 def test_a_fresh_normalizer_survives_a_checkpoint():

@@ -303,8 +303,7 @@ def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():
     stored, burned = found(0), found(6)
     assert (stored[0] - burned[0]).abs().max() > 1e-3
     rollout["state"] = states_of(policy, rollout)
-    for one, other in zip(burned, found(0), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close([*burned], [*found(0)], rtol=1e-5, atol=1e-6)
 
 
 # --- what does not count ---
@@ -346,8 +345,7 @@ def test_micro_batches_are_whole_sequences_and_add_up(masked):
     scalars, whole = gradients(None)
     split_scalars, split = gradients(7)
     assert scalars == pytest.approx(split_scalars, abs=1e-6)
-    for one, other in zip(whole, split, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close([*whole], [*split], rtol=1e-5, atol=1e-6)
 
 
 # --- a whole run ---
@@ -370,8 +368,7 @@ def test_compiled_it_is_the_eager_update(memory):
         compiled, gradients, update = differentiate(True)
     assert update.graphs.available
     assert eager == pytest.approx(compiled, abs=1e-5, rel=1e-5)
-    for one, other in zip(eager_gradients, gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close([*eager_gradients], [*gradients], rtol=1e-5, atol=1e-5)
 
 
 def test_where_steps_do_not_count_it_says_that_it_does_not_compile(tmp_path):

@@ -29,7 +29,7 @@ from lightning_rl import (
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.envs import UNIT, ScriptedEnv
-from tests.helpers import assert_same_run, fit_in, last, load, train, uncompiled_traces
+from tests.helpers import assert_same, assert_same_run, fit_in, last, load, train, uncompiled_traces
 from tests.messages import assert_names, refused
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -308,8 +308,7 @@ def test_stopped_and_resumed_it_ends_as_uninterrupted(mode, dataset, tmp_path):
         shutil.copytree(tmp_path / "half", tmp_path / "resumed")
         classify(tmp_path / "resumed", dataset, last(tmp_path / "resumed"), **settings)
     whole, resumed = (load(last(tmp_path / name)) for name in ("whole", "resumed"))
-    for key, value in whole["state_dict"].items():
-        assert torch.equal(value, resumed["state_dict"][key]), key
+    assert_same(whole["state_dict"], resumed["state_dict"])
 
 
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(dataset, tmp_path):
@@ -322,8 +321,7 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(datase
     RLTrainer(run_dir=str(tmp_path / "there"), accelerator="cpu", enable_progress_bar=False).fit(
         there, data
     )
-    for name, value in here.state_dict().items():
-        assert torch.equal(value, there.state_dict()[name]), name
+    assert_same(here.state_dict(), there.state_dict())
 
 
 def test_an_env_of_something_else_is_refused(dataset, tmp_path):

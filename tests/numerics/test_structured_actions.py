@@ -130,8 +130,7 @@ def test_the_first_ratio_is_one_for_actions_of_all_kinds():
     torch.testing.assert_close(again, rollout["sample_log_prob"], rtol=1e-5, atol=1e-5)
     fields = policy.fields_of(rollout["action"])
     assert set(fields) == {"unit_action_0", "unit_action_1"}  # the pair's Box has bounds of ±1
-    for key, value in fields.items():
-        torch.testing.assert_close(value, rollout[key])
+    torch.testing.assert_close(rollout.select(*fields).to_dict(), fields)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

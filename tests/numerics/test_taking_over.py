@@ -17,7 +17,6 @@ from lightning_rl import (
     SAC,
     ActionChunk,
     AsyncCollector,
-    ConfigurationError,
     GymnasiumEnv,
     Intervention,
     InterventionDecision,
@@ -32,6 +31,7 @@ from lightning_rl.rollout.contract import next_observations
 from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import (
+    assert_same,
     assert_same_run,
     make_collector,
     make_data,
@@ -40,7 +40,7 @@ from tests.helpers import (
     scalars,
     train,
 )
-from tests.messages import assert_names, refused
+from tests.messages import refused
 from tests.persons import ScriptedSource
 from tests.variants import before, variant
 
@@ -203,15 +203,15 @@ def test_actions_in_two_units_are_refused():
         gymnasium.wrappers.RescaleAction, min_action=np.float32(0), max_action=np.float32(1)
     )
     wrappers = [partial(Intervention, source=Person()), rescale]
-    with pytest.raises(ConfigurationError) as error:
+    with refused(
+        names=(
+            "RescaleAction",
+            "Box(0.0, 1.0, (2,), float32)",
+            "Box(-1.0, 1.0, (2,), float32)",
+            "Intervention",
+        )
+    ):
         GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
-    assert_names(
-        str(error.value),
-        "RescaleAction",
-        "Box(0.0, 1.0, (2,), float32)",
-        "Box(-1.0, 1.0, (2,), float32)",
-        "Intervention",
-    )
     GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
 
 
@@ -308,9 +308,8 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     env.reset()
     assert step() == ([0, 0], False, False), "an episode begins with nobody taking over"
     items.put("sucess")
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("'sucess'", "success, failure, rerecord")):
         step()
-    assert_names(str(error.value), "'sucess'", "success, failure, rerecord")
 
 
 @pytest.mark.parametrize(
@@ -345,9 +344,8 @@ def test_in_a_chunk_one_action_may_be_somebody_elses():
 
 
 def test_what_is_no_source_is_refused():
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("3", "Keyboard", "Gamepad", "SpaceMouse", "queue.Queue")):
         Intervention(shows(), 3)
-    assert_names(str(error.value), "3", "Keyboard", "Gamepad", "SpaceMouse", "queue.Queue")
 
 
 def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number():
@@ -402,8 +400,7 @@ def test_the_gradient_of_a_step_that_somebody_took_over_is_nil(name, tmp_path, m
     blind, *_ = train(
         tmp_path / "blind", **run, model=settings | {"algorithm": scrambling(settings["algorithm"])}
     )
-    for key, value in seen.state_dict().items():
-        assert torch.equal(value, blind.state_dict()[key]), key
+    assert_same(seen.state_dict(), blind.state_dict())
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -414,8 +411,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
         train(tmp_path / str(how), **run, model=LEARNERS[name] | {"compile": how})[0].state_dict()
         for how in (False, True)
     )
-    for key, value in eager.items():
-        torch.testing.assert_close(value, compiled[key], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", [PPO, GRPO])

@@ -277,8 +277,7 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(teache
         teach(tmp_path / way.split()[-1], teacher, teacher_env_steps=700, **WAYS[way])
         for way in ("in the foreground", "in the background")
     ]
-    for name, value in runs[0].state_dict().items():
-        assert torch.equal(value, runs[1].state_dict()[name]), name
+    assert_same(runs[0].state_dict(), runs[1].state_dict())
 
 
 def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(

@@ -28,7 +28,7 @@ from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.remote import ray
 from lightning_rl.rollout.contract import next_observations
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars
+from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_collector, scalars
 from tests.messages import refused
 from tests.remote import Threads
 from tests.variants import after
@@ -234,8 +234,7 @@ def test_collected_by_another_process_it_is_what_it_is_here(tmp_path, monkeypatc
         module = PPO(make_policy(), n_epochs=1, batch_size=16, gamma=0.9)
         fit(tmp_path / kind, module, data_module(iterations=3, collector=collector))
     one, other = (load(last(tmp_path / kind))["state_dict"] for kind in ("here", "there"))
-    for key, value in one.items():
-        assert torch.equal(value, other[key]), key
+    assert_same(one, other)
     (cluster,) = Threads.made
     acting = set(module.policy.acting_state())
     assert all(acting.issuperset(sent) for sent in cluster.sent)

@@ -115,8 +115,7 @@ def test_what_is_loaded_is_what_was_saved_and_it_sees_and_reads(name, directorie
     policy = policy_of(directories, name, env)
     torch.manual_seed(0)
     saved = load_vla_model("hf_config", config=CONFIGS[name])
-    for key, value in saved.state_dict().items():
-        assert torch.equal(policy.backbone.model.state_dict()[key], value), key
+    assert_same(saved.state_dict(), policy.backbone.model.state_dict())
     observation = env.reset(seed=0)[0]
     with torch.no_grad():
         slots = policy.features(TensorDict({"observation": observation}, [4])).slots

@@ -10,9 +10,8 @@ import torch
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.extensions.vla.statistics import read_action_bounds
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_collector
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 
 class Kitchen(gymnasium.Env):
@@ -129,9 +128,8 @@ def test_depth_is_in_metres_and_0_where_nothing_was_measured():
 
 
 def test_a_picture_that_is_no_depth_is_refused():
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(names=("depth", "pixels/top", "(16, 16, 3), uint8", "[H, W, 1]", "rgb")):
         wrapped(depth=["depth/metres", "pixels/top"])
-    assert_names(str(caught.value), "depth", "pixels/top", "(16, 16, 3), uint8", "[H, W, 1]", "rgb")
     with refused(names=("depth/small", "[H, W]")):
         wrapped(depth=["depth/metres", "depth/small"])
     with refused(names=("'depth/metre'", "Kitchen", "close matches")):
@@ -160,9 +158,8 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
         td["observation"]["depth"][..., 4:8, 4:8] += 1.0
         assert (policy.features(td).slots - seen).abs().max() > 1e-4
     env = with_depth(2, 2, "small")
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(names=("TinyVLA", "[16, 16]", "[8, 8]")):
         VLAPolicy(env.single_observation_space, env.single_action_space)
-    assert_names(str(caught.value), "TinyVLA", "[16, 16]", "[8, 8]")
 
 
 def test_what_is_not_there_is_named(tokenizer, tmp_path):

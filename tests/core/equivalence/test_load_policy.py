@@ -275,9 +275,8 @@ def test_an_observation_that_is_none_is_refused():
         with pytest.raises(ConfigurationError) as error:
             policy.act(observation)
         assert str(error.value) == message
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("'joints'", "['a', 'b', 'c']", "[3]")):
         policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
-    assert_names(str(error.value), "'joints'", "['a', 'b', 'c']", "[3]")
 
 
 # --- what is remembered ---
@@ -303,9 +302,8 @@ def test_it_remembers_until_it_is_told_of_another_episode():
     np.testing.assert_array_equal(after[0], third[0])
     np.testing.assert_array_equal(after[1], fresh[1])
     assert (after[1] != third[1]).any()
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("ActorCritic", "2 episodes", "1 rows", "reset()")):
         policy.act(seen[0][0])
-    assert_names(str(error.value), "ActorCritic", "2 episodes", "1 rows", "reset()")
     with refused(names=("reset(rows)", "[3]")):
         policy.reset(rows=[True] * 3)
 
@@ -366,9 +364,8 @@ def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
 def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
 
     path = trained_by(tmp_path, variant(ActorCritic, "Local"))
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=(path, "Local", "load_policy(path, policy=...)")):
         load_policy(path)
-    assert_names(str(error.value), path, "Local", "load_policy(path, policy=...)")
     narrow = ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), (8,))
     with refused(names="actor.0.weight") as error:
         load_policy(path, policy=narrow)

@@ -35,8 +35,9 @@ def test_without_numpy_a_policy_acts_alike_but_for_last_digits(tmp_path):
     quick, plain = run(tmp_path / "quick"), run(tmp_path / "plain", numpy_acting=False)
     assert computing(tmp_path / "quick")["acting"] == "NumpyActor"
     assert computing(tmp_path / "plain")["acting"] == "StepwiseActor"
-    for one, other in zip(quick.policy.parameters(), plain.policy.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        [*quick.policy.parameters()], [*plain.policy.parameters()], rtol=1e-3, atol=1e-4
+    )
 
 
 def test_the_next_trainer_of_a_process_begins_with_its_own(tmp_path):

@@ -442,11 +442,10 @@ def test_a_limit_on_files_that_tensorboard_meets_is_one_message(limit):
     process.start()
     process.join(60)
     assert process.exitcode == 1
-    (run_dir,) = Path("outputs").iterdir()
     # The fork's loggers are those of this worker, which earlier tests may have set up.
     lines = Path("log").read_text().splitlines(keepends=True)
     error = "".join(line for line in lines if not line.startswith("INFO: "))
-    assert error.startswith(f"rl-cli: error: Cannot write {run_dir}")
+    assert error.startswith("rl-cli: error: Cannot write outputs/ppo_")
     assert_names(error, os.strerror(errno.EFBIG), "--output_dir")
     assert error.count("\n") == 1, error
 
@@ -514,6 +513,7 @@ def choose(directory, barrier, found):
     for _ in range(20):
         barrier.wait()
         names.append(str(new_run_dir(directory, "same")))
+    barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
     found.put(names)
 
 

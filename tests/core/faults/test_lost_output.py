@@ -1,5 +1,6 @@
 """The reader of the output ends before the run, as `tee` does at Ctrl-C: the run goes on, or saves itself."""
 
+import errno
 import json
 import os
 import pty
@@ -9,24 +10,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from lightning_rl.cli.app import run
 from lightning_rl.system.output import tell
 from lightning_rl.system.signals import STOPS
-from tests.callbacks import callback, send
+from tests.callbacks import callback, fail, send
 from tests.helpers import last, load, train
 from tests.messages import assert_names
+from tests.variants import before
 
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
-    *(
-        "--data.total_env_steps",
-        "512",
-        "--data.iterations_per_epoch",
-        "2",
-        "--data.num_eval_episodes",
-        "1",
-    ),
+    *("--data.total_env_steps", "512", "--data.iterations_per_epoch", "2"),
+    *("--data.num_eval_episodes", "1"),
 ]
 
 
@@ -63,6 +60,19 @@ def test_a_run_goes_on_without_its_output(pair, names, tmp_path, monkeypatch, ca
     if pair is os.pipe and "stderr" not in names:  # with a terminal, rich redirects both
         error = capsys.readouterr().err
         assert error.count("Standard output is lost (") == 1, error
+
+
+def test_a_terminal_may_be_lost_before_the_bar_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        readers = read_by_others(pty.openpty, patch, "stdout")
+        lost = before(Progress, start=fail(OSError(errno.EIO, "Input/output error")))
+        patch.setattr("lightning_rl.training.callbacks.progress.Progress", lost)
+        patch.delenv("CI", raising=False)
+        run(["fit", "--config", "ppo.yaml", *SMALL])
+        os.close(*readers)
+    (run_dir,) = Path("outputs").iterdir()
+    assert json.loads((run_dir / "run.json").read_text())["outcome"] == "finished"
 
 
 def interrupts(readers):

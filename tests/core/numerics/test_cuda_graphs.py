@@ -6,7 +6,7 @@ from lightning_rl.compiled import cuda_graphs, graphs
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
 from lightning_rl.system import machine
 from lightning_rl.system.machine import MachineSettings
-from tests.helpers import last, train
+from tests.helpers import assert_same, last, train
 from tests.messages import refused
 
 
@@ -119,5 +119,4 @@ def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(
     rest = train(
         tmp_path / "rest", env="Pendulum-v1", policy=policy, model=model, ckpt_path=checkpoint
     )[0]
-    for name, value in plain.policy.state_dict().items():
-        assert torch.equal(value, rest.policy.state_dict()[name]), name
+    assert_same(plain.policy.state_dict(), rest.policy.state_dict())

@@ -5,7 +5,7 @@ import torch
 from lightning_rl import ActorOnly, AsyncCollector, GymnasiumEnv, RLTrainer, SyncCollector
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.training.callbacks import memory
-from tests.helpers import make_collector, make_data, make_ppo
+from tests.helpers import assert_same, make_collector, make_data, make_ppo
 
 
 def rollout_of(policy, collector=SyncCollector, steps=5):
@@ -69,8 +69,7 @@ def test_what_is_frozen_is_neither_copied_nor_published():
         policy.version += 1
     weights.publish(policy)
     weights.load_into(acting)
-    for name, value in policy.state_dict().items():
-        assert torch.equal(acting.state_dict()[name], value), name
+    assert_same(policy.state_dict(), acting.state_dict())
     changing = [*(p for p in policy.parameters() if p.requires_grad), *policy.buffers()]
     assert sum(t.numel() for t in weights._tensors) == sum(t.numel() for t in changing)
     # The flag stays, because torch multiplies differently without it.

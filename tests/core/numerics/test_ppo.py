@@ -299,8 +299,7 @@ def test_callbacks_are_asked_for_each_minibatch_where_they_listen(tmp_path):
     unheard, _, _ = train(tmp_path / "unheard")
     assert heard_of["backward"] == heard_of["step"] == heard.optimizer_steps == 6 * 2 * 2
     assert trainer.global_step == 6
-    for a, b in zip(heard.parameters(), unheard.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same([*heard.parameters()], [*unheard.parameters()])
 
 
 def test_monitors_can_ask_for_the_return_of_the_training(tmp_path):

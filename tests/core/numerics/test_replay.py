@@ -17,7 +17,7 @@ from lightning_rl.rollout.contract import (
     final_observations,
     map_tree,
 )
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 VECTOR = Box(-1.0, 1.0, (3,))
 PICTURE = Box(0, 255, (4, 4, 3), np.uint8)
@@ -324,9 +324,8 @@ def test_what_comes_in_while_minibatches_are_drawn_is_refused():
     batches = replay.batches(3, 4)
     next(batches)
     replay.extend(fixed_rollout([3.0, 4.0], rewards=[1.0]))
-    with pytest.raises(RuntimeError) as error:
+    with refused(RuntimeError, names=("replay", "batches()", "extend()")):
         next(batches)
-    assert_names(str(error.value), "replay", "batches()", "extend()")
 
 
 # --- drawing, refusals, memory ---
@@ -386,16 +385,10 @@ def test_a_disk_without_room_is_no_crash(tmp_path, monkeypatch):
     replay = ReplayBuffer(
         VECTOR, ACTION, 4, "cpu", capacity=100, storage="disk", directory=tmp_path
     )
-    with pytest.raises(ConfigurationError) as error:
+    with refused(
+        names=("data.replay.capacity", "100", "3,016 bytes", "No space left", "data.replay.storage")
+    ):
         replay.extend(Stream(VECTOR, 4, seed=2).next(9))
-    assert_names(
-        str(error.value),
-        "data.replay.capacity",
-        "100",
-        "3,016 bytes",
-        "No space left",
-        "data.replay.storage",
-    )
 
 
 def anonymous_bytes():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import SAC, TD3, ConfigurationError, DeterministicActorCritic, SquashedActorCritic
+from lightning_rl import SAC, TD3, DeterministicActorCritic, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
-from tests.messages import assert_names
+from tests.messages import refused
 from tests.q_references import SACReference, TD3Reference
 from tests.variants import variant
 
@@ -228,15 +228,10 @@ def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
 
 def test_discrete_and_unbounded_actions_are_refused():
     discrete = gymnasium.spaces.Discrete(3)
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(names=("Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")):
         SquashedActorCritic(OBSERVATION_SPACE, discrete)
-    assert_names(str(caught.value), "Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(
+        names=("Box(-inf, inf, (2,), float32)", "gymnasium.wrappers.TransformAction", "PPO")
+    ):
         DeterministicActorCritic(OBSERVATION_SPACE, unbounded)
-    assert_names(
-        str(caught.value),
-        "Box(-inf, inf, (2,), float32)",
-        "gymnasium.wrappers.TransformAction",
-        "PPO",
-    )

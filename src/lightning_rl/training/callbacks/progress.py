@@ -71,7 +71,8 @@ class EnvStepProgress(ProgressBar):
         columns = (TextColumn("{task.description}"), BarColumn(BAR_WIDTH))
         self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
         self._bar.add_task("", total=data_of(trainer).total_env_steps)
-        self._bar.start()
+        with losable(self.console.file):
+            self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         now = time.perf_counter()
