@@ -190,22 +190,6 @@ def test_fewer_actions_than_a_chunk_has_may_be_executed():
     assert chunked["observation"][3, -1].item() == pytest.approx(last)
 
 
-def test_evaluation_and_collection_count_env_steps():
-    env = ActionChunk(3, lambda n: walk(n, fails=False, limit=6), K)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [6, 6, 6]
-    collector = make_collector(SyncCollector, env, policy, 5, seed=1)
-    rollout = collector.collect()
-    assert rollout["action"].shape == (3, 6, K, 1)
-    assert env_steps(rollout).tolist() == [[4, 2, 4, 2, 4]] * 3
-    assert collector.env_steps == 3 * 16
-    assert set(collector.statistics.lengths) == {6}
-    resumed = ActionChunk(3, lambda n: walk(n, fails=False, limit=6), K)
-    resumed.load_state_dict(env.state_dict())
-    action = torch.randn(3, K, 1)
-    assert torch.equal(resumed.step(action)[0], env.step(action)[0])
-
-
 def passing(num_envs, says=lambda age, info: info):
     """Stand at the goal at odd steps alone; end after as many steps as the start draws, 3 to 10.
 
@@ -378,6 +362,8 @@ def test_a_chunked_gymnasium_env_resumes_and_is_evaluated_in_env_steps():
     collector = make_collector(SyncCollector, env, policy, 5, seed=1)
     rollout = collector.collect()
     assert env_steps(rollout).tolist() == [[4, 3, 4, 3, 4]] * 3
+    assert collector.env_steps == 3 * 18
+    assert set(collector.statistics.lengths) == {7}
     resumed = ActionChunk(3, make, K)
     assert torch.equal(resumed.load_state_dict(env.state_dict()), rollout["observation"][:, -1])
     action = torch.rand(3, K, 1)

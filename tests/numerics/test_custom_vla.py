@@ -229,11 +229,9 @@ def test_without_a_critic_it_learns_by_grpo_and_ppo_says_what_is_missing(directo
     run_dir = fit("run", "--model.group_size", "2")
     assert "train/policy_loss" in scalars(run_dir)
     write_config(model_path="actor", **no_critic)
-    assert error_of(capsys, "fit", "--config", "mine.yaml") == (
-        1,
-        "PPO needs a policy with a critic, but CustomVLA has none: use ActorCritic, train with GRPO, or define "
-        "get_value in a policy of your own.",
-    )
+    code, error = error_of(capsys, "fit", "--config", "mine.yaml")
+    assert code == 1
+    assert_names(error, "PPO", "CustomVLA", "ActorCritic", "GRPO", "get_value")
 
 
 def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
@@ -260,68 +258,24 @@ def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
     assert "async/staleness_mean" in scalars(fit("grpo", "--model.group_size", "2"))
 
 
-NEEDS = (
-    "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, for PPO and other "
-    "algorithms with a critic, get_value(td), as lightning_rl.Policy, or the methods of lightning_rl.VLAModelInterface."
-)
-TAKES = "it takes width, deviation, critic"
-ALLOWED = "a file of weights (.safetensors, .pt, .pth, .bin), or a directory that holds one"
-
+FILE = "(.safetensors, .pt, .pth, .bin)"
 REFUSED = {
-    "no method": (
-        {"model_class": "my_vla.NoEvaluation"},
-        "model_class 'my_vla.NoEvaluation' has no evaluate_actions. " + NEEDS,
-    ),
-    "another forward": (
-        {"model_class": "my_vla.OneArgument"},
-        "model_class 'my_vla.OneArgument' has forward(self, td), which cannot be called with td, "
-        "deterministic and generator. " + NEEDS,
-    ),
-    "incomplete answer": (
-        {"model_class": "my_vla.Forgetful"},
-        "my_vla.Forgetful.evaluate_actions returned no 'entropy', but sample_log_prob, value; it "
-        "must return sample_log_prob, entropy, value.",
-    ),
-    "no such class": (
-        {"model_class": "my_vla.MyVLAA"},
-        "model_class 'my_vla.MyVLAA' cannot be imported: module 'my_vla' has no attribute "
-        "'MyVLAA'. Give the path of a class, as in my_vla.MyVLA, whose module is installed or in "
-        "the working directory.",
-    ),
-    "no such module": (
-        {"model_class": "nowhere.MyVLA"},
-        "model_class 'nowhere.MyVLA' cannot be imported: No module named 'nowhere'. Give the path "
-        "of a class, as in my_vla.MyVLA, whose module is installed or in the working directory.",
-    ),
+    "no method": ({"model_class": "my_vla.NoEvaluation"}, ("my_vla.NoEvaluation", "evaluate_actions", "get_value(td)")),
+    "another forward": ({"model_class": "my_vla.OneArgument"}, ("my_vla.OneArgument", "forward(self, td)", "deterministic", "generator")),
+    "incomplete answer": ({"model_class": "my_vla.Forgetful"}, ("my_vla.Forgetful.evaluate_actions", "'entropy'", "sample_log_prob, entropy, value")),
+    "no such class": ({"model_class": "my_vla.MyVLAA"}, ("model_class", "'my_vla.MyVLAA'", "my_vla.MyVLA")),
+    "no such module": ({"model_class": "nowhere.MyVLA"}, ("model_class", "'nowhere.MyVLA'", "working directory")),
     "a policy": (
         {"model_class": "lightning_rl.SlowPolicy", "model_config": {"policy": 0, "delay_ms": -1}},
-        "model_class 'lightning_rl.SlowPolicy' is a whole Policy: give it as the policy's "
-        "class_path instead.",
+        ("model_class", "'lightning_rl.SlowPolicy'", "class_path"),
     ),
-    "wrong key": (
-        {"model_config": {"widht": 16}},
-        f"model_config has 'widht', which WithCritic does not take; {TAKES}; close matches: width.",
-    ),
-    "no class": (
-        {"model_class": None},
-        "CustomVLA has no model_class: give the import path of a torch.nn.Module, as in "
-        "my_vla.MyVLA.",
-    ),
-    "no module": (
-        {"model_class": "my_vla.not_a_module"},
-        "model_class 'my_vla.not_a_module' is a function: it must be the path of a class that is a "
-        "torch.nn.Module, as in my_vla.MyVLA.",
-    ),
-    "nothing there": ({"model_path": "gone"}, f"No weights at gone: model_path must be {ALLOWED}."),
-    "an empty directory": (
-        {"model_path": "empty"},
-        f"model_path must be {ALLOWED}; the directory empty holds none.",
-    ),
-    "two files": (
-        {"model_path": "two"},
-        f"model_path must be {ALLOWED}; the directory two holds a.pt, b.bin.",
-    ),
-}
+    "wrong key": ({"model_config": {"widht": 16}}, ("model_config", "'widht'", "WithCritic", "close matches: width")),
+    "no class": ({"model_class": None}, ("CustomVLA", "model_class", "torch.nn.Module", "my_vla.MyVLA")),
+    "no module": ({"model_class": "my_vla.not_a_module"}, ("model_class", "'my_vla.not_a_module'", "function", "torch.nn.Module")),
+    "nothing there": ({"model_path": "gone"}, ("gone", "model_path", FILE)),
+    "an empty directory": ({"model_path": "empty"}, ("model_path", "empty", FILE)),
+    "two files": ({"model_path": "two"}, ("model_path", "two", "a.pt, b.bin", FILE)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
@@ -332,6 +286,8 @@ def test_what_cannot_be_used_is_refused_with_a_cure(settings, message, directory
         Path(file).touch()
     write_config(**settings)
     code, error = error_of(capsys, "fit", "--config", "mine.yaml")
-    assert error == message
+    assert_names(error, *message)
     assert code == 1
-    assert not Path("outputs").exists() or "returned no" in error, "before a run begins"
+    assert not Path("outputs").exists() or "evaluate_actions returned" in error, (
+        "before a run begins"
+    )

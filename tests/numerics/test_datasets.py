@@ -140,13 +140,8 @@ def test_statistics_are_those_of_all_frames(tmp_path):
         np.testing.assert_allclose(found["observation.state"][name], expected, rtol=1e-9)
     assert found["observation.state"]["count"] == [36]
     front = np.stack([one["pixels"]["front"] for one in seen]) / 255
-    for name, expected in {
-        "min": front.min,
-        "max": front.max,
-        "mean": front.mean,
-        "std": front.std,
-    }.items():
-        expected = expected(axis=(0, 1, 2)).reshape(3, 1, 1)
+    for name in columns:
+        expected = getattr(front, name)(axis=(0, 1, 2)).reshape(3, 1, 1)
         np.testing.assert_allclose(found["observation.images.front"][name], expected, rtol=1e-9)
     for name, share in {"q01": 0.01, "q50": 0.5, "q90": 0.9}.items():
         exact = np.quantile(state, share, axis=0)
@@ -158,25 +153,18 @@ def test_a_discarded_episode_leaves_nothing(tmp_path):
     path, recorded = tmp_path / "data", Recorded()
     writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
     recorded.record(writer, 3)
-    writer.add(
-        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, False, False, False, {"penalty": 0}
-    )
+
+    def add(terminated=False):
+        shown = observation(recorded.generator, 1, 0)
+        writer.add(shown, np.zeros(2), 5.0, terminated, False, False, {"penalty": 0})
+
+    add()
     writer.discard_episode()
     recorded.record(writer, 2)
     recorded.check(path, 4)
-    writer.add(
-        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, True, False, False, {"penalty": 0}
-    )
+    add(terminated=True)
     with refused(RuntimeError, names="end_episode(final_observation)"):
-        writer.add(
-            observation(recorded.generator, 1, 0),
-            np.zeros(2),
-            5.0,
-            False,
-            False,
-            False,
-            {"penalty": 0},
-        )
+        add()
     writer.finalise()
     recorded.check(path, 4)
     with refused(RuntimeError, names="end_episode"):
@@ -347,25 +335,14 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     path = tmp_path / "data"
     writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
     Recorded().record(writer, 1)
+    shown, end = observation(np.random.default_rng(0), 0, 0), (0.0, False, False)
     with refused(names=("['penalty']", "[]")):
-        writer.add(observation(np.random.default_rng(0), 0, 0), np.zeros(2), 0.0, False, False)
+        writer.add(shown, np.zeros(2), *end)
     with refused(names=("'action'", "[3]", "[2]")):
-        writer.add(
-            observation(np.random.default_rng(0), 0, 0),
-            np.zeros(3),
-            0.0,
-            False,
-            False,
-            extra={"penalty": 0},
-        )
+        writer.add(shown, np.zeros(3), *end, extra={"penalty": 0})
     with refused(names="'goal'"):
         writer.add(
-            {"agent_pos": np.zeros(3), "pixels": {}},
-            np.zeros(2),
-            0.0,
-            False,
-            False,
-            extra={"penalty": 0},
+            {"agent_pos": np.zeros(3), "pixels": {}}, np.zeros(2), *end, extra={"penalty": 0}
         )
     for settings in (
         (OBSERVATION, Discrete(2), FPS),

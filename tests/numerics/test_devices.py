@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
+from lightning_rl import Gamepad, Intervention, Keyboard, SpaceMouse
 from tests.messages import refused
 from tests.numerics.test_taking_over import shows
 
@@ -146,37 +146,25 @@ def test_keys_for_numbered_actions(window):
     board.close()
 
 
+ROLES = "take_over, success, failure, rerecord"
 WRONG = {
-    "actions": (
-        lambda: opened(SpaceMouse(), Discrete(2)),
-        "A SpaceMouse returns actions [A] of a Box, but the action space is Discrete(2): use a function of the observation, "
-        "or a queue.Queue.",
-    ),
+    "actions": (lambda: opened(SpaceMouse(), Discrete(2)), ("SpaceMouse", "Box", "Discrete(2)", "queue.Queue")),
     "neutral": (
         lambda: opened(Gamepad(neutral=[0.0, 3.0]), Box(-1, 1, (2,))),
-        "neutral=[0.0, 3.0] is not an action of Box(-1.0, 1.0, (2,), float32): give 2 numbers within its bounds.",
+        ("neutral=[0.0, 3.0]", "Box(-1.0, 1.0, (2,), float32)"),
     ),
-    "two meanings": (
-        lambda: Keyboard({"success": "up"}, {"up": "+0"}),
-        "The keys ['up'] have two meanings each: give each key one meaning.",
-    ),
-    "unknown": (
-        lambda: Keyboard({"takeover": "a"}),
-        "keys has ['takeover']; allowed: take_over, success, failure, rerecord.",
-    ),
-    "unknown button": (
-        lambda: Gamepad({"takeover": 1}),
-        "buttons has ['takeover']; allowed: take_over, success, failure, rerecord.",
-    ),
-    "speed": (lambda: Keyboard(speed=0), "speed must be positive, got 0."),
+    "two meanings": (lambda: Keyboard({"success": "up"}, {"up": "+0"}), ("keys", "['up']")),
+    "unknown": (lambda: Keyboard({"takeover": "a"}), ("keys", "['takeover']", ROLES)),
+    "unknown button": (lambda: Gamepad({"takeover": 1}), ("buttons", "['takeover']", ROLES)),
+    "speed": (lambda: Keyboard(speed=0), ("speed", "0")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_is_refused(make, message):
-    with pytest.raises(ConfigurationError) as error:
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused(name):
+    make, message = WRONG[name]
+    with refused(names=message):
         make()
-    assert str(error.value) == message
 
 
 class Pad:

@@ -124,11 +124,8 @@ def test_the_nature_network_is_that_of_the_paper():
 
 def test_a_picture_too_small_for_the_kernels_is_refused_with_the_least_size_and_the_cure():
     NatureCNN(Box(0, 255, (36, 36, 3), np.uint8))
-    with refused(names=("NatureCNN", "48x35", "36x36", "resize: [36, 36]")) as caught:
+    with refused(names=("NatureCNN", "48x35", "36x36", "resize: [36, 36]", "ImpalaCNN")):
         NatureCNN(Box(0, 255, (48, 35, 3), np.uint8))
-    assert "48x35" in str(caught.value)
-    assert "resize: [36, 36]" in str(caught.value)
-    assert "ImpalaCNN" in str(caught.value)
     NatureCNN(Box(0, 255, (48, 35, 3), np.uint8), resize=(36, 36))
 
 
@@ -557,12 +554,6 @@ def test_what_is_frozen_needs_no_slow_copy(tmp_path):
     module = SAC(SquashedActorCritic(PICTURE, ACTION, (8,), encoder=make), batch_size=4)
     assert module.target_encoder is None
     assert stepped(module, "critic") == {"critic"}
-
-
-def test_an_arm_with_a_gripper_sees_too():
-    policy = GripperActorCritic(PICTURE, Box(-1.0, 1.0, (3,), np.float32), (8,), encoder=SMALL)
-    td = policy.get_action(TensorDict({"observation": pictures(4, 12, 10, 3)}, [4]))
-    assert policy.evaluate_actions(td)["sample_log_prob"].shape == (4,)
 
 
 def test_what_a_gripper_is_fitted_to_lags_whole():

@@ -23,7 +23,7 @@ from lightning_rl.rollout.contract import (
 )
 from tests.core.numerics.test_collection import episodes_by_hand
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
-from tests.helpers import assert_same, collect_into, make_collector
+from tests.helpers import collect_into, make_collector
 from tests.messages import refused
 from tests.policies import SUM_OF_OBSERVATION
 
@@ -256,19 +256,6 @@ def test_episodes_that_fail_or_are_cut_are_evaluated_as_such():
         assert episode["length"] == length
         assert episode["terminated"] == (kind in ("success", "fail"))
         assert episode["success"] == (kind == "success")
-
-
-def test_an_env_with_ends_of_its_own_goes_on_exactly():
-    one = Mill(6)
-    one.reset(seed=2)
-    for _ in range(7):
-        one.step(torch.zeros(6, 2))
-    other = Mill(6)
-    other.load_state_dict(one.state_dict())
-    for _ in range(20):
-        ours, theirs = one.step(torch.zeros(6, 2)), other.step(torch.zeros(6, 2))
-        assert_same(ours, theirs)
-    assert_same(one.state_dict(), other.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
 
 from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
 from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
-from tests.envs import ScriptedEnv
+from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import make_collector
 
 LENGTH = 6
@@ -51,45 +50,18 @@ def talker():
     )
 
 
-def columns(rows, name, missing):
-    """Arrays and masks as Gymnasium's vector envs give them."""
-    given = np.array([name in row for row in rows])
-    return np.array([row.get(name, missing) for row in rows]), given
+def batched(num_envs=3):
+    """Three of them at once, by Gymnasium's own rules; beside an end stands what the reset said."""
 
+    def change(env, results):
+        if results[2].any():
+            results[-1].update(metrics={"height": np.full(3, 1000.0)}, success=np.ones(3, bool))
+        return results
 
-class BatchedTalker(gymnasium.vector.VectorEnv):
-    """Three of them at once, by Gymnasium's own rules."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def __init__(self, num_envs=3):
-        self.num_envs, self.age = num_envs, 0
-        self.single_observation_space, self.single_action_space = Box(-9, 9, (2,)), Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.age = 0
-        return self._observe(), {}
-
-    def step(self, actions):
-        self.age += 1
-        rows = [told(i, self.age) for i in range(3)]
-        said = {}
-        for kind in ("rewards", "metrics"):
-            inner, given = [row.get(kind, {}) for row in rows], [kind in row for row in rows]
-            said[kind], said[f"_{kind}"] = {}, np.array(given)
-            for name in ("reach", "step") if kind == "rewards" else ("height",):
-                said[kind][name], said[kind][f"_{name}"] = columns(inner, name, 0.0)
-        said["is_success"], said["_is_success"] = columns(rows, "is_success", False)
-        done, info = np.full(3, self.age == LENGTH), said
-        if done[0]:
-            final, self.age = self._observe(), 0
-            # Beside it stands what the reset said.
-            info = {"final_info": said, "final_obs": final, "_final_obs": done}
-            info |= {"metrics": {"height": np.full(3, 1000.0)}, "success": np.ones(3, bool)}
-        return self._observe(), np.ones(3), done, np.zeros(3, bool), info
-
-    def _observe(self):
-        return np.array([[i, self.age] for i in range(3)], np.float32)
+    env = ScriptedVector(num_envs, talker, change=change)
+    for i, single in enumerate(env.envs):
+        single.i = i
+    return env
 
 
 class FakePool:
@@ -114,7 +86,7 @@ class FakePool:
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    gymnasium.register("Talker-v0", talker, vector_entry_point=BatchedTalker)
+    gymnasium.register("Talker-v0", talker, vector_entry_point=batched)
     yield
     del gymnasium.registry["Talker-v0"]
 

@@ -295,28 +295,24 @@ def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
 
 
 REFUSED = {
-    "unknown episode": (["--success", "9"], "success names episode 9, and data has 5: give numbers from 0 to 4."),
-    "both": (["--success", "1", "--failure", "1"], "an episode of both is neither. Name it once."),
-    "no number": (["--failure", "x"], "--failure takes numbers of episodes (0 3 7), or all; got x."),
-    "share": (["--positive", "1.5"], "positive must lie in (0, 1), got 1.5."),
-    "gamma": (["--gamma", "1.5"], "gamma must lie in [0, 1], got 1.5."),
-    "steps": (["--n_steps", "0"], "n_steps must be at least 1, got 0."),
-}  # fmt: skip
+    "unknown episode": (["--success", "9"], ("success", "episode 9", "data", "0 to 4")),
+    "both": (["--success", "1", "--failure", "1"], ("episode", "once")),
+    "no number": (["--failure", "x"], ("--failure", "all", "x")),
+    "share": (["--positive", "1.5"], ("positive", "(0, 1)", "1.5")),
+    "gamma": (["--gamma", "1.5"], ("gamma", "[0, 1]", "1.5")),
+    "steps": (["--n_steps", "0"], ("n_steps", "at least 1", "0")),
+}
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_labelled_is_one_message_and_status_1(
-    options, message, tmp_path, capsys, monkeypatch
-):
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_labelled_is_one_message_and_status_1(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record("data")
+    options, message = REFUSED[name]
     with pytest.raises(SystemExit) as stop:
         run(["label", "data", *options])
     assert stop.value.code == 1
-    err = capsys.readouterr().err
-    assert err.startswith("rl-cli: error: ")
-    assert message in err
-    assert "Traceback" not in err
+    assert_names(capsys.readouterr().err, "rl-cli: error:", *message)
 
 
 def test_other_datasets_are_refused(tmp_path):

@@ -95,17 +95,6 @@ def test_log_probs_and_entropies_are_those_of_what_is_left():
     assert (output.grad[~torch.tensor(mask)] == 0).all()
 
 
-def test_a_choice_with_one_category_left_is_frozen():
-    distribution = make(Discrete(3))
-    output = torch.randn(5, 3, requires_grad=True)
-    masked = distribution.masked(output, torch.tensor([0, 1, 0]).expand(5, 3))
-    log_prob, entropy = distribution.log_prob_and_entropy(masked, {"action": torch.ones(5).long()})
-    (log_prob + entropy).sum().backward()
-    assert (output.grad == 0).all()
-    assert (log_prob == 0).all()
-    assert (entropy == 0).all()
-
-
 @pytest.mark.parametrize(
     ("mask", "action_space", "message"),
     [

@@ -227,11 +227,6 @@ def test_a_policy_that_cannot_be_is_refused_at_construction(action_space, settin
         ActorCritic(STATE, action_space, **settings)
 
 
-def test_an_image_observation_is_refused_at_construction():
-    with refused(names=("(8, 8, 3), uint8", "NatureCNN", "DictEncoder")):
-        ActorCritic(Box(0, 255, (8, 8, 3), np.uint8), Discrete(2))
-
-
 @pytest.mark.parametrize(
     ("action_space", "settings"),
     [
@@ -270,7 +265,8 @@ def test_actor_and_critic_share_no_weights():
 
 
 def test_the_critic_has_hidden_sizes_of_its_own():
-    assert [len(linears(ActorCritic(STATE, Discrete(2), (8, 8)).critic))] == [3]
+    assert len(linears(ActorCritic(STATE, Discrete(2), (8, 8)).critic)) == 3
+    assert len(linears(ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=()).critic)) == 1
     wider = ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=(5, 6))
     assert [layer.out_features for layer in linears(wider.critic)] == [5, 6, 1]
     assert [layer.out_features for layer in linears(wider.actor)] == [8, 2]
@@ -281,10 +277,6 @@ def test_networks_of_a_policy_are_of_one_kind_and_the_actor_alone_is_normalised(
     kinds = [{type(one).__name__ for one in net.modules()} for net in (policy.actor, policy.critic)]
     assert ["ResidualBlock" in kind for kind in kinds] == [True, True]
     assert ["RMSNorm" in kind for kind in kinds] == [True, False]
-
-
-def test_a_critic_without_hidden_layers():
-    assert len(linears(ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=()).critic)) == 1
 
 
 def test_normalization_changes_what_the_policy_sees_only_when_told():

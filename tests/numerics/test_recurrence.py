@@ -28,7 +28,7 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
-from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
+from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
 from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.policies.networks.encoders import Encoder
@@ -174,26 +174,6 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
 
 
-@pytest.mark.parametrize("memory", [GRU, LSTM])
-def test_a_sequence_of_the_whole_rollout_is_back_propagation_through_all_its_steps(memory):
-    policy, rollout = collected(memory, limit=1000, steps=6, rollouts=1)
-    assert not rollout["done"][:, :-1].any()
-    (minibatch,) = drawn(policy, with_advantages(rollout), "rollout")
-    policy.evaluate_actions(minibatch)["sample_log_prob"].sum().backward()
-    found = [parameter.grad.clone() for parameter in policy.memory.parameters()]
-    policy.zero_grad()
-    state, total = rollout["state"][:, 0], 0.0
-    for t in range(6):
-        step = rollout[:, t].select("observation", "action")
-        output, state = policy.memory(step["observation"], state)
-        acted = {"action": step["action"]}
-        log_prob, _ = policy.distribution.log_prob_and_entropy(policy.actor(output), acted)
-        total = total + log_prob.sum()
-    total.backward()
-    for one, parameter in zip(found, policy.memory.parameters(), strict=True):
-        torch.testing.assert_close(one, parameter.grad, rtol=1e-5, atol=1e-6)
-
-
 # --- ratios, states and values ---
 
 
@@ -207,27 +187,6 @@ def test_the_first_ratio_is_one(memory, length, burn_in):
         again = policy.evaluate_actions(minibatch)["sample_log_prob"]
         ratio = (again - minibatch["sample_log_prob"]).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
-
-
-def test_a_state_that_leaks_over_an_episodes_end_is_noticed():
-    """The negative control of the one before: with states that are reset a step late no ratio is 1."""
-    policy, rollout = collected()
-    (minibatch,) = drawn(policy, with_advantages(rollout), 8)
-    starts = sequences_of(minibatch).steps["starts"]
-    starts.copy_(starts.roll(1, 1))
-    again = policy.evaluate_actions(minibatch)["sample_log_prob"]
-    assert (again - minibatch["sample_log_prob"]).abs().max() > 1e-2
-
-
-def test_acting_step_by_step_gives_the_states_of_one_pass():
-    policy, rollout = collected()
-    states = states_of(policy, rollout)
-    torch.testing.assert_close(states, rollout["state"])
-    rows, steps = rollout["done"][:, :-1].nonzero(as_tuple=True)
-    assert not states[rows, steps + 1].any(), "an episode begins with zeros"
-    torch.testing.assert_close(
-        log_prob_of(policy, rollout), rollout["sample_log_prob"][:, :-1], rtol=1e-5, atol=1e-5
-    )
 
 
 def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_before_the_reset():

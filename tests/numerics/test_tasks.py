@@ -53,15 +53,6 @@ def test_an_env_lives_alike_alone_and_among_4096(make):
 
 
 @pytest.mark.parametrize("make", TASKS)
-def test_equal_seeds_live_equal_lives(make):
-    env = make(6, max_episode_steps=9)
-    env.reset(seed=[3, 5] * 3)
-    for step in play(env, noise(30, 2).repeat(1, 3, 1)):
-        assert_same(rows(step, [0, 1]), rows(step, [4, 5]))
-        assert not torch.equal(step[0][0], step[0][1])
-
-
-@pytest.mark.parametrize("make", TASKS)
 def test_where_nobody_looks_who_is_done_the_result_is_the_same(make):
     """What an accelerator does: draw for all rows, keep those of the finished."""
     looks, blind = make(50, max_episode_steps=9), make(50, max_episode_steps=9)

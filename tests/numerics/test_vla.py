@@ -170,15 +170,6 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(level, tmp_path):
         torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-6)
 
 
-def test_the_critic_warms_up_alone(tmp_path):
-    policy = make_policy()
-    before = {name: p.clone() for name, p in policy.named_parameters()}
-    module = PPO(policy, n_epochs=2, batch_size=16, critic_warmup_iterations=2)
-    fit(tmp_path, module, data_module(iterations=2), enable_checkpointing=False)
-    for name, parameter in policy.named_parameters():
-        assert torch.equal(before[name], parameter) != name.startswith("value_head"), name
-
-
 def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
     policy = make_policy()
     data = data_module(16, 4, 30, partial(DatasetCollector, episodes=16))
