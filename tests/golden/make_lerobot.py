@@ -201,6 +201,9 @@ def make(to, name, kind, inputs, action_size, fields, rename):
         save_file(io, whole / "io.safetensors", {"shapes": json.dumps(shapes)})
         keep = shutil.ignore_patterns("model.safetensors", "tokenizer")
         shutil.copytree(whole, place, ignore=keep)
+    for file in place.glob("*.json"):  # on one line each: programs read them
+        content = json.dumps(json.loads(file.read_text()), separators=(",", ":"))
+        file.write_text(f"{content}\n")
 
 
 def run(policy, before, after, inputs, action_size, rename):
