@@ -22,6 +22,7 @@ from lightning_rl.extensions.managers.term import (
 from lightning_rl.extensions.mujoco.env import Backend
 from lightning_rl.extensions.teleoperation.devices import Neutral
 from lightning_rl.optim.update import OptimizerFactory
+from lightning_rl.policies.distributions.gaussians import LogStd
 from lightning_rl.policies.networks.encoders import EncoderFactory
 from lightning_rl.policies.networks.memory import MemoryFactory
 from lightning_rl.policies.networks.perceptron import Initialization, Network, Normalization
@@ -36,6 +37,7 @@ class DatasetActorCriticKwargs(TypedDict, total=False):
 
 class ActorCriticKwargs(TypedDict, total=False):
     squash: bool
+    log_std: LogStd
     log_std_init: float
     log_std_bounds: tuple[float, float]
     rescale_action: bool

@@ -689,7 +689,8 @@ def main(directory):
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own, trainer=EVALUATED)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
-        run(name, **settings | {"data": settings["data"] | FIVE | {"total_env_steps": 256}})
+        data = FIVE | {"total_env_steps": 256, "random_first_episode_length": True}
+        run(name, **settings | {"data": settings["data"] | data})
     for curve in EXPLORING:
         settings = exploring(curve)
         run(curve, **settings | {"data": settings["data"] | FIVE | {"buffer_size": 16}})

@@ -86,7 +86,11 @@ POLICIES = {
     ),
     "LSTM, noise, chunks": (
         lambda: ActorCritic(
-            NUMBERS, spaces.Box(-1, 1, (4, 3)), memory=partial(LSTM, size=8), noise_correlation=0.9
+            NUMBERS,
+            spaces.Box(-1, 1, (4, 3)),
+            memory=partial(LSTM, size=8),
+            noise_correlation=0.9,
+            log_std="state_dependent",
         ),
         (["observation", "state"], ["action", "next_state"]),
     ),

@@ -256,6 +256,7 @@ def test_a_delayed_sensor_is_refused_because_its_history_would_be_lost():
 
 RUN = {
     "env": partial(world, events=RANDOM),
+    "policy": {"log_std": "state_dependent"},
     "model": {"lr_schedule": "constant"},
     "data": {"total_env_steps": 2 * 4 * 16 * 3},
 }

@@ -229,6 +229,7 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
     [
         ({"policy": {"squash": False}}, ("APG", "ActorOnly", "squash: true")),
         ({"policy": {"memory": GRU}}, ("APG", "policy.init_args.memory")),
+        ({"policy": {"log_std": "state_dependent"}}, ("APG", "log_std", "parameter")),
         ({"env": PushCube}, ("PushCube", "PointMass, CartPole")),
         ({"env": lambda n: ActionChunk(n, PointMass, 2)}, ("ActionChunk", "differentiable = True")),
         (

@@ -133,6 +133,7 @@ class NumpyActor(RolloutActor):
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
+        self._log_std: list[Any] | None = None  # bounds, if it is among the outputs
         self._draw = MethodType(self.DRAWS[type(distribution)], self)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
@@ -159,12 +160,14 @@ class NumpyActor(RolloutActor):
         slots, num_envs, _ = self._outputs.shape
         noise = policy.draw_noise((slots - start, num_envs), generator)
         # Scale by the deviation here, if it is equal in all steps.
-        if isinstance(distribution, DiagonalGaussian):
+        if distribution.state_dependent:
+            is_plain = isinstance(distribution, DiagonalGaussian)
+            bounds = distribution.bounds if is_plain else distribution.log_std_bounds
+            self._log_std = [np.float32(bound) for bound in bounds]
+        elif isinstance(distribution, DiagonalGaussian):
             noise *= distribution.clamped_log_std().detach().exp()
         elif isinstance(distribution, NoisyTanh):
             noise *= distribution.exploration_std
-        elif isinstance(distribution, StateStdTanhGaussian):
-            self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
         elif isinstance(distribution, ExploringCategorical):
             self._amount = float(distribution.amount)
         self._noise = [*[None] * start, *noise.numpy()]
@@ -172,7 +175,7 @@ class NumpyActor(RolloutActor):
             bounds = ("scale", "center", "low", "high")
             self._bounds = [getattr(distribution, name).numpy() for name in bounds]
         if isinstance(distribution, RescaledGaussian):
-            like = self._output_steps[0]
+            like = self._units[0]
             self._bounds = [_rows(distribution.scale, like), _rows(distribution.center, like)]
 
     def act(self, t: int) -> None:
@@ -192,7 +195,15 @@ class NumpyActor(RolloutActor):
         output = self._output_steps[t]
         x.dot(weight, output)
         output += bias
-        self._draw(t, output, self._noise[t])
+        noise = self._noise[t]
+        if self._log_std is not None:
+            size, (low, high) = noise.shape[-1], self._log_std
+            std = np.maximum(output[:, size:], low)
+            np.minimum(std, high, out=std)
+            np.exp(std, out=std)
+            noise *= std  # in place: this noise belongs to one step
+            output = output[:, :size]
+        self._draw(t, output, noise)
 
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
@@ -245,16 +256,6 @@ class NumpyActor(RolloutActor):
         np.maximum(action, low, out=action)
         np.minimum(action, high, out=action)
 
-    def _draw_state_squashed(self, t: int, output: Array, noise: Array) -> None:
-        size = noise.shape[-1]
-        low, high = self._log_std
-        std = np.maximum(output[:, size:], low)
-        np.minimum(std, high, out=std)
-        np.exp(std, out=std)
-        # In place: this noise belongs to one step.
-        noise *= std
-        self._draw_squashed(t, output[:, :size], noise)
-
     def _draw_noisy(self, t: int, output: Array, noise: Array) -> None:
         action = self._actions[t]
         np.tanh(output, out=action)
@@ -269,7 +270,7 @@ class NumpyActor(RolloutActor):
         DiagonalGaussian: _draw_gaussian,
         RescaledGaussian: _draw_rescaled,
         TanhGaussian: _draw_squashed,
-        StateStdTanhGaussian: _draw_state_squashed,
+        StateStdTanhGaussian: _draw_squashed,
         NoisyTanh: _draw_noisy,
     }
     """Samplers by exact class, because a subclass may sample differently."""

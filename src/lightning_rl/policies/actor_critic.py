@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.kwargs import ActorCriticKwargs, ActorOnlyKwargs, Unpack
-from lightning_rl.policies.distributions.gaussians import distribution_for
+from lightning_rl.policies.distributions.gaussians import LogStd, distribution_for
 from lightning_rl.policies.networks.encoders import EncoderFactory
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
@@ -19,7 +19,9 @@ class ActorOnly(PerceptronPolicy):
         action_space: float Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them.
         hidden_sizes: units of the hidden layers.
         squash: squash continuous actions to their bounds by tanh. Default: the env clips.
-        log_std_init: initial log standard deviation of continuous actions, before tanh.
+        log_std: the log standard deviation of continuous actions: a `parameter` of each number of
+            the action, or `state_dependent`, a further output of the actor.
+        log_std_init: initial log standard deviation, before tanh.
         log_std_bounds: minimum and maximum of the log standard deviation.
         rescale_action: learn the actions of a bounded Box in [-1, 1] and scale them to the bounds;
             `log_std_init` and `log_std_bounds` are then in these units. A Box with unbounded
@@ -38,6 +40,7 @@ class ActorOnly(PerceptronPolicy):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         squash: bool = False,
+        log_std: LogStd = "parameter",
         log_std_init: float = 0.0,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         rescale_action: bool = True,
@@ -51,6 +54,7 @@ class ActorOnly(PerceptronPolicy):
             log_std_init=log_std_init,
             log_std_bounds=log_std_bounds,
             noise_correlation=noise_correlation,
+            log_std=log_std,
         )
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
         # A critic may read further keys: its class checks once they are known.

@@ -123,6 +123,8 @@ class PerceptronPolicy(Policy):
             output_gain=0.01,
             initialization=initialization,
         )
+        head: Any = self.actor[-1]
+        distribution.begin_outputs(head.weight.data, head.bias.data)
         self.features_size = size
         self.critic_reads_apart = False
         self.critic_encoder: Encoder | None = None
@@ -197,10 +199,11 @@ class PerceptronPolicy(Policy):
 
     @property
     def takes_guidance(self) -> bool:  # type: ignore[override]  # derived, so read-only
-        # Exclude classes with deviations among their outputs, or with other methods to act.
+        # Exclude deviations among the outputs, and classes with other methods to act.
         methods = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
         base = PerceptronPolicy
-        return methods == (base.action_output, base.forward, base.evaluate_actions)
+        plain = methods == (base.action_output, base.forward, base.evaluate_actions)
+        return plain and not self.distribution.state_dependent
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

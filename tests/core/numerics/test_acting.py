@@ -29,6 +29,7 @@ CASES = [
     (Box(-3, 5, (2, 2), np.float64), {}),
     (Box(-1, 1, (2, 2)), {"log_std_init": -1.0}),
     (BOX, {"squash": True, "normalize_observation": True}),
+    *((BOX, {"log_std": "state_dependent", **more}) for more in ({}, {"squash": True})),
 ]
 
 

@@ -79,6 +79,10 @@ class APG(Algorithm):
             f"{{class_path: {self.policy_kind}, init_args: {{squash: true}}}}.",
         )
         require(
+            not policy.distribution.state_dependent,
+            f"{name} does not train log_std: state_dependent: set it to parameter, or use PPO.",
+        )
+        require(
             not policy.is_recurrent,
             f"{name} trains no memory: remove policy.init_args.memory, or use PPO.",
         )

@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -18,6 +18,9 @@ from lightning_rl.policies.distributions.unit_actions import LARGEST_BOUND, Squa
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, require
 
+LogStd = Literal["parameter", "state_dependent"]
+"""The log standard deviation of a Gaussian: a parameter, or an output of the network."""
+
 
 def distribution_for(
     space: gymnasium.Space[Any],
@@ -27,6 +30,7 @@ def distribution_for(
     log_std_init: float,
     log_std_bounds: Sequence[float],
     noise_correlation: float = 0.0,
+    log_std: LogStd = "parameter",
 ) -> ActionDistribution:
     """Choose the distribution for an action space.
 
@@ -44,24 +48,28 @@ def distribution_for(
         log_std_init=log_std_init,
         log_std_bounds=log_std_bounds,
         noise_correlation=noise_correlation,
+        log_std=log_std,
     )
+    continuous: dict[str, Any] = {"squash": squash, "noise_correlation": noise_correlation}
+    if log_std != "parameter":
+        continuous["log_std"] = log_std
     if isinstance(space, StructuredActions):
         boxes = [part for part in space.parts if not part.counts]
         # Settings of continuous actions need one Box at least.
-        _refuse_for_choices(space, squash and not boxes, noise_correlation and not boxes)
+        _refuse_for_choices(space, {} if boxes else continuous)
         parts = [
             Categorical(part.counts, (len(part.counts),)) if part.counts else gaussian(part.space)
             for part in space.parts
         ]
         return JointDistribution(space.parts, parts)
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        settings = log_std_init, log_std_bounds, noise_correlation
+        settings = log_std_init, log_std_bounds, noise_correlation, log_std
         if squash:
             return TanhGaussian(space, *settings)
         if rescale and _needs_scaling(space):
             return RescaledGaussian(space, *settings)
         return DiagonalGaussian(space.shape, *settings)
-    _refuse_for_choices(space, squash, noise_correlation)
+    _refuse_for_choices(space, continuous)
     if isinstance(space, gymnasium.spaces.Discrete):
         return Categorical([int(space.n)], ())
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -72,13 +80,13 @@ def distribution_for(
     )
 
 
-def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
-    require(not squash, f"squash is for continuous actions; the action space is {space}.")
-    require(
-        not noise_correlation,
-        f"noise_correlation={noise_correlation} is for continuous actions, but the action space is "
-        f"{space}. Remove it.",
-    )
+def _refuse_for_choices(space: gymnasium.Space[Any], continuous: Mapping[str, Any]) -> None:
+    for name, value in continuous.items():
+        require(
+            not value,
+            f"{name}={value} is for continuous actions, but the action space is {space}. "
+            "Remove it.",
+        )
 
 
 def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
@@ -108,13 +116,15 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
 class DiagonalGaussian(CorrelatedNoise):
     """Independent normal distributions with a state-independent log standard deviation.
 
-    The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
+    The network gives the mean; with `log_std="state_dependent"` also the log standard deviation,
+    [B, 2A]. Actions are unbounded; the env adapter clips them to the space.
 
     Args:
         shape: *A, of an action.
         log_std_init: initial log standard deviation, in units of the action.
         log_std_bounds: (low, high), clamps the log standard deviation.
         noise_correlation: see `CorrelatedNoise`.
+        log_std: `parameter`, or `state_dependent`.
 
     Raises:
         ConfigurationError: for `log_std_init` outside its bounds, or a correlation outside [0, 1).
@@ -126,6 +136,7 @@ class DiagonalGaussian(CorrelatedNoise):
         log_std_init: float,
         log_std_bounds: Sequence[float],
         noise_correlation: float = 0.0,
+        log_std: LogStd = "parameter",
     ) -> None:
         super().__init__()
         require(
@@ -134,22 +145,40 @@ class DiagonalGaussian(CorrelatedNoise):
             "(low, high).",
         )
         self.shape = tuple(shape)
-        self.num_outputs = math.prod(self.shape)
+        self.size = math.prod(self.shape)
         self.bounds = (float(log_std_bounds[0]), float(log_std_bounds[1]))
-        self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
-        self.set_correlation(noise_correlation, self.num_outputs)
+        self.state_dependent = log_std == "state_dependent"
+        self.num_outputs = 2 * self.size if self.state_dependent else self.size
+        self._log_std_init = float(log_std_init)
+        if not self.state_dependent:
+            self.log_std = nn.Parameter(torch.full((self.size,), self._log_std_init))
+        self.set_correlation(noise_correlation, self.size)
+
+    def begin_outputs(self, weight: Tensor, bias: Tensor) -> None:
+        if self.state_dependent:
+            # At first the same in every state, as a parameter is.
+            weight[self.size :], bias[self.size :] = 0.0, self._log_std_init
+
+    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean [B, A] and the log standard deviation, [A] or [B, A], of an output."""
+        if not self.state_dependent:
+            return output, self.clamped_log_std()
+        mean, log_std = output.chunk(2, -1)
+        return mean, log_std.clamp(*self.bounds)
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
-        std = self.clamped_log_std().exp()
-        action, next_state = self.sample_around(output, std, noise, state)
-        log_prob = self._log_prob(output, action)
+        mean, log_std = self.split(output)
+        action, next_state = self.sample_around(mean, log_std.exp(), noise, state)
+        log_prob = self._log_prob(mean, log_std, action)
         return {"action": self._shaped(action), "sample_log_prob": log_prob, **next_state}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        action = fields["action"].reshape(output.shape)
-        return self._log_prob(output, action, executed), self._entropy(output, executed)
+        mean, log_std = self.split(output)
+        action = fields["action"].reshape(mean.shape)
+        log_prob = self._log_prob(mean, log_std, action, executed)
+        return log_prob, self._entropy(mean, log_std, executed)
 
     def clamped_log_std(self) -> Tensor:
         """Return the log standard deviation [A], within its bounds."""
@@ -158,25 +187,21 @@ class DiagonalGaussian(CorrelatedNoise):
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
-    def _log_prob(self, mean: Tensor, action: Tensor, executed: Tensor | None = None) -> Tensor:
-        log_std = self.clamped_log_std()
+    def _log_prob(
+        self, mean: Tensor, log_std: Tensor, action: Tensor, executed: Tensor | None = None
+    ) -> Tensor:
         standardized = (action - mean) * (-log_std).exp()
         if executed is not None:
             return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
         # Terms without a batch dimension are summed once, not for each sample.
-        return (
-            -0.5 * standardized.square().sum(-1)
-            - log_std.sum()
-            - self.num_outputs * HALF_LOG_TWO_PI
-        )
+        return -0.5 * standardized.square().sum(-1) - log_std.sum(-1) - self.size * HALF_LOG_TWO_PI
 
-    def _entropy(self, output: Tensor, executed: Tensor | None) -> Tensor:
-        log_std = self.clamped_log_std()
+    def _entropy(self, mean: Tensor, log_std: Tensor, executed: Tensor | None) -> Tensor:
         if executed is not None:
-            return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape), executed)
-        entropy = log_std.sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
-        # The same for all samples: a view, without copies.
-        return entropy.expand(output.shape[:-1])
+            return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape), executed)
+        entropy = log_std.sum(-1) + self.size * (0.5 + HALF_LOG_TWO_PI)
+        # A parameter is the same for all samples: a view, without copies.
+        return entropy.expand(mean.shape[:-1])
 
 
 class RescaledGaussian(DiagonalGaussian):
@@ -199,14 +224,14 @@ class RescaledGaussian(DiagonalGaussian):
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
         # Store u: recomputing u from the action would round, and the first ratio would differ from
         # 1.
-        self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
+        self.extra_fields = {"unit_action": ((self.size,), torch.float32)}
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
-        std = self.clamped_log_std().exp()
-        unit, next_state = self.sample_around(output, std, noise, state)
+        mean, log_std = self.split(output)
+        unit, next_state = self.sample_around(mean, log_std.exp(), noise, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
-            "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
+            "sample_log_prob": self._log_prob(mean, log_std, unit) - self.scale.log().sum(),
             "unit_action": unit,
             **next_state,
         }
@@ -217,11 +242,12 @@ class RescaledGaussian(DiagonalGaussian):
         unit = fields["unit_action"]
         if unit is None:  # an action that was not drawn here
             unit = self.fields_of(fields["action"])["unit_action"]
+        mean, log_std = self.split(output)
         log_volume = self.scale.log().sum()  # log |da/du|
         if executed is not None:
-            log_volume = summed(self.scale.log().expand(output.shape), executed)
-        entropy = self._entropy(output, executed) + log_volume
-        return self._log_prob(output, unit, executed) - log_volume, entropy
+            log_volume = summed(self.scale.log().expand(mean.shape), executed)
+        entropy = self._entropy(mean, log_std, executed) + log_volume
+        return self._log_prob(mean, log_std, unit, executed) - log_volume, entropy
 
     def fields_of(self, action: Tensor) -> Fields:
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
@@ -249,13 +275,13 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
             self.register_buffer(name, torch.as_tensor(values).float(), persistent=False)
         # Store u: atanh of the action would round, and is infinite at the bounds.
-        self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
+        self.extra_fields = {"unsquashed_action": ((self.size,), torch.float32)}
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
-        std = self.clamped_log_std().exp()
-        u, next_state = self.sample_around(output, std, noise, state)
+        mean, log_std = self.split(output)
+        u, next_state = self.sample_around(mean, log_std.exp(), noise, state)
         action = self.squashed(u)
-        log_prob = self._log_prob(output, u) - self._log_volume(u)
+        log_prob = self._log_prob(mean, log_std, u) - self._log_volume(u)
         return {
             "action": self._shaped(action),
             "sample_log_prob": log_prob,
@@ -266,11 +292,12 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     def log_prob_and_entropy(
         self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
+        u, (mean, log_std) = fields["unsquashed_action"], self.split(output)
         # [..., 24, A], with the same nodes in every dimension: the volume is a sum over dimensions.
-        points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
+        points = mean.unsqueeze(-2) + log_std.exp().unsqueeze(-2) * self.nodes.unsqueeze(-1)
         # The nodes of a sample share its row of `executed`.
         at_points = None if executed is None else executed.unsqueeze(-2)
         volume = (self._log_volume(points, at_points) * self.weights).sum(-1)
-        entropy = self._entropy(output, executed) + volume
-        return self._log_prob(output, u, executed) - self._log_volume(u, executed), entropy
+        entropy = self._entropy(mean, log_std, executed) + volume
+        log_prob = self._log_prob(mean, log_std, u, executed)
+        return log_prob - self._log_volume(u, executed), entropy

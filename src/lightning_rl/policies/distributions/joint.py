@@ -55,6 +55,11 @@ class JointDistribution(ActionDistribution):
             out.copy_(part.fill_noise(out.clone(memory_format=torch.contiguous_format), generator))
         return noise
 
+    def begin_outputs(self, weight: Tensor, bias: Tensor) -> None:
+        rows = zip(weight.split(self.sizes), bias.split(self.sizes), strict=True)
+        for part, (part_weight, part_bias) in zip(self._parts(), rows, strict=True):
+            part.begin_outputs(part_weight, part_bias)
+
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         states: Sequence[Tensor | None] = [None] * len(self.sizes)
         noises = states if noise is None else noise.split(self.noise_sizes, -1)

@@ -128,6 +128,8 @@ class StateStdTanhGaussian(UnitActions):
         ConfigurationError: for another space, or bounds without low < high.
     """
 
+    state_dependent = True
+
     def __init__(
         self,
         space: gymnasium.Space[Any],
