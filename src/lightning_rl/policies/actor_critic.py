@@ -6,7 +6,11 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.kwargs import ActorCriticKwargs, ActorOnlyKwargs, Unpack
-from lightning_rl.policies.distributions.gaussians import LogStd, distribution_for
+from lightning_rl.policies.distributions.gaussians import (
+    LogStd,
+    begin_deviations,
+    distribution_for,
+)
 from lightning_rl.policies.networks.encoders import EncoderFactory
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
@@ -57,6 +61,8 @@ class ActorOnly(PerceptronPolicy):
             log_std=log_std,
         )
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
+        head: Any = self.actor[-1]
+        begin_deviations(distribution, log_std_init, head.weight, head.bias)
         # A critic may read further keys: its class checks once they are known.
         if not self.has_critic:
             self.refuse_unread_keys()

@@ -123,8 +123,6 @@ class PerceptronPolicy(Policy):
             output_gain=0.01,
             initialization=initialization,
         )
-        head: Any = self.actor[-1]
-        distribution.begin_outputs(head.weight.data, head.bias.data)
         self.features_size = size
         self.critic_reads_apart = False
         self.critic_encoder: Encoder | None = None
@@ -200,10 +198,9 @@ class PerceptronPolicy(Policy):
     @property
     def takes_guidance(self) -> bool:  # type: ignore[override]  # derived, so read-only
         # Exclude deviations among the outputs, and classes with other methods to act.
-        methods = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
-        base = PerceptronPolicy
-        plain = methods == (base.action_output, base.forward, base.evaluate_actions)
-        return plain and not self.distribution.state_dependent
+        names, base = ("action_output", "forward", "evaluate_actions"), PerceptronPolicy
+        acts_as_base = all(getattr(type(self), name) is getattr(base, name) for name in names)
+        return acts_as_base and not self.distribution.state_dependent
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

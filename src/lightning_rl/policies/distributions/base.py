@@ -29,9 +29,7 @@ class ActionDistribution(nn.Module, ABC):
 
     state_size = num_choices = 0
     """S, numbers in the state; C, categories of all choices."""
-
-    state_dependent = False
-    """Whether the outputs have log standard deviations, after as many means."""
+    state_dependent = False  # whether log standard deviations are among the outputs
 
     def masked(self, output: Tensor, mask: Tensor) -> Tensor:
         """Return logits [B, C] with probability exactly 0 for choices with `mask` [B, C] = 0."""
@@ -40,9 +38,6 @@ class ActionDistribution(nn.Module, ABC):
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
         """Fill noise [..., Z] for `sample`. Default: standard normal."""
         return noise.normal_(generator=generator)
-
-    def begin_outputs(self, weight: Tensor, bias: Tensor) -> None:  # most take any outputs
-        """Set the first weight [num_outputs, H] and bias of the layer that makes the outputs."""
 
     @abstractmethod
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:

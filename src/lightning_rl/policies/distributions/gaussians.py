@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -113,6 +113,20 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
     return False
 
 
+@torch.no_grad()
+def begin_deviations(
+    distribution: ActionDistribution, log_std_init: float, weight: Tensor, bias: Tensor
+) -> None:
+    """Let an actor's last layer, weight [num_outputs, H], begin with deviations of `log_std_init`."""
+    if isinstance(distribution, JointDistribution):
+        rows = (weight.split(distribution.sizes), bias.split(distribution.sizes))
+        for part, *part_rows in zip(distribution.parts, *rows, strict=True):
+            begin_deviations(cast(ActionDistribution, part), log_std_init, *part_rows)
+    elif isinstance(distribution, DiagonalGaussian) and distribution.state_dependent:
+        # The same in every state, as a parameter is.
+        weight[distribution.size :], bias[distribution.size :] = 0.0, log_std_init
+
+
 class DiagonalGaussian(CorrelatedNoise):
     """Independent normal distributions with a state-independent log standard deviation.
 
@@ -149,15 +163,9 @@ class DiagonalGaussian(CorrelatedNoise):
         self.bounds = (float(log_std_bounds[0]), float(log_std_bounds[1]))
         self.state_dependent = log_std == "state_dependent"
         self.num_outputs = 2 * self.size if self.state_dependent else self.size
-        self._log_std_init = float(log_std_init)
         if not self.state_dependent:
-            self.log_std = nn.Parameter(torch.full((self.size,), self._log_std_init))
+            self.log_std = nn.Parameter(torch.full((self.size,), float(log_std_init)))
         self.set_correlation(noise_correlation, self.size)
-
-    def begin_outputs(self, weight: Tensor, bias: Tensor) -> None:
-        if self.state_dependent:
-            # At first the same in every state, as a parameter is.
-            weight[self.size :], bias[self.size :] = 0.0, self._log_std_init
 
     def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean [B, A] and the log standard deviation, [A] or [B, A], of an output."""

@@ -32,6 +32,7 @@ class JointDistribution(ActionDistribution):
         self.noise_size = sum(self.noise_sizes)
         self.state_sizes = [part.state_size for part in parts]
         self.state_size = sum(self.state_sizes)
+        self.state_dependent = any(part.state_dependent for part in parts)
         self.choices = [part.num_choices for part in parts]
         self.num_choices = sum(self.choices)
         self.extra_fields = {
@@ -54,11 +55,6 @@ class JointDistribution(ActionDistribution):
             # Some parts fill noise in place, which needs contiguous memory; a column block is not.
             out.copy_(part.fill_noise(out.clone(memory_format=torch.contiguous_format), generator))
         return noise
-
-    def begin_outputs(self, weight: Tensor, bias: Tensor) -> None:
-        rows = zip(weight.split(self.sizes), bias.split(self.sizes), strict=True)
-        for part, (part_weight, part_bias) in zip(self._parts(), rows, strict=True):
-            part.begin_outputs(part_weight, part_bias)
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         states: Sequence[Tensor | None] = [None] * len(self.sizes)
