@@ -117,7 +117,7 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
 def begin_deviations(
     distribution: ActionDistribution, log_std_init: float, weight: Tensor, bias: Tensor
 ) -> None:
-    """Let an actor's last layer, weight [num_outputs, H], begin with equal deviations."""
+    """Set first deviations in the last layer: weight [num_outputs, H], bias [num_outputs]."""
     if isinstance(distribution, JointDistribution):
         rows = (weight.split(distribution.sizes), bias.split(distribution.sizes))
         for part, *part_rows in zip(distribution.parts, *rows, strict=True):
