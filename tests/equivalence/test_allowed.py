@@ -20,8 +20,8 @@ from lightning_rl import (
     ReplayBuffer,
 )
 from lightning_rl.cli.app import run
-from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
-from tests.helpers import assert_same, assert_same_run, last, load, train
+from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
+from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe
 
@@ -59,9 +59,7 @@ NEIGHBOURS = ("masks", "parts, noise", "noise, SAC")
 
 @pytest.mark.parametrize("name", RUNS)
 def test_resume_is_exact_for(name, tmp_path):
-    train(tmp_path / "whole", **RUNS[name])
-    stop_and_resume(tmp_path / "stopped", 3, **RUNS[name])
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, **RUNS[name])
 
 
 @pytest.mark.parametrize("name", ["noise", "noise, SAC"])

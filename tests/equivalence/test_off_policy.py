@@ -28,7 +28,7 @@ from lightning_rl import (
 )
 from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes, stop_and_resume
 from tests.core.learning.test_probes import PictureProbe
 from tests.equivalence.features import MinimalInfo
 from tests.goal_envs import GoalProbe
@@ -150,11 +150,9 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
     run = settings(**RUNS[name])
-    module, *_ = train(tmp_path / "whole", **run)
+    module = assert_resumes(tmp_path, STOP, **run)
     assert module.updates_done > 15
     assert ("metrics/steps" in scalars(tmp_path / "whole")) == ("told little" in name)
-    stop_and_resume(tmp_path / "stopped", STOP, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_another_pace_of_a_resumed_run_counts_from_there(tmp_path, caplog):

@@ -22,9 +22,9 @@ from lightning_rl import (
 from lightning_rl.envs import ActionChunk
 from lightning_rl.extensions.algorithms.gradients import check_gradients
 from lightning_rl.extensions.tasks.base import Pictures
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes
 from tests.core.numerics.test_sac import actor_layers
-from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
+from tests.helpers import assert_same, last, make_data, make_ppo, train
 from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward
 from tests.references import gae_by_sum, numeric_gradient, segment_gain
@@ -175,9 +175,7 @@ def run_of(name):
 
 @pytest.mark.parametrize("name", SEGMENTS)
 def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
-    train(tmp_path / "whole", **run_of(name))
-    stop_and_resume(tmp_path / "stopped", 4, **run_of(name))
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 4, **run_of(name))
 
 
 @pytest.mark.parametrize("name", SEGMENTS)

@@ -46,11 +46,11 @@ from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
 from lightning_rl.system.construction import config_of
 from tests.arms import arm
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
-from tests.helpers import assert_same_run, last, load, scalars, train
+from tests.helpers import last, load, scalars, train
 from tests.messages import refused
 
 PICTURE = Box(0, 255, (12, 10, 3), np.uint8)
@@ -641,10 +641,8 @@ def settings(name, **model):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
     run = settings(name)
-    module, *_ = train(tmp_path / "whole", **run)
+    module = assert_resumes(tmp_path, 2, **run)
     assert module.metrics["train/skipped_steps"] == 0
-    stop_and_resume(tmp_path / "stopped", 2, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.parametrize("name", ["PPO, two encoders", "SAC"])
@@ -748,11 +746,9 @@ def meeting(share_encoder, **model):
 def test_seen_in_chunks_with_a_warm_up_and_partial_infos_by_a_policy_and_an_algorithm_of_ones_own(
     tmp_path, traced_only
 ):
-    module, *_ = train(tmp_path / "whole", **meeting(False))
+    module = assert_resumes(tmp_path, 1, **meeting(False))
     assert 0 < module.evaluation["success_rate"] < 1, "of whom nothing is said have failed"
     assert "metrics/steps" in scalars(tmp_path / "whole")
-    stop_and_resume(tmp_path / "stopped", 1, **meeting(False))
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     compiled, *_ = train(tmp_path / "compiled", **meeting(False, compile=True))
     assert compiled.learner.compilation.compiled
     torch.testing.assert_close(
@@ -790,10 +786,8 @@ def test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled(share, tmp_path
         "policy": {"encoder": SMALL, "share_encoder": share},
         "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.25, "random_shift": 1},
     }  # fmt: skip
-    module, *_ = train(tmp_path / "whole", **run)
+    module = assert_resumes(tmp_path, 2, **run)
     assert module.metrics["train/skipped_steps"] == 0
-    stop_and_resume(tmp_path / "stopped", 2, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     if share:
         return  # one graph is enough
     run["model"]["compile"] = True
@@ -809,13 +803,11 @@ def test_what_a_teacher_does_by_pictures_is_cloned_by_an_encoder(tmp_path):
     train(tmp_path / "teacher", **settings("PPO"))
     run = settings("PPO", algorithm=BehaviorCloning, teacher=str(tmp_path / "teacher"))
     run["policy"] = {"encoder": partial(SMALL, size=5)}
-    module, *_ = train(tmp_path / "whole", **run)
+    module = assert_resumes(tmp_path, 2, **run)
     begun, *_ = train(tmp_path / "begun", **run | {"data": run["data"] | {"total_env_steps": 32}})
     assert module.metrics["train/negative_log_prob"] < begun.metrics["train/negative_log_prob"]
     weight = "encoder.layers.0.weight"
     assert not torch.equal(module.policy.state_dict()[weight], begun.policy.state_dict()[weight])
-    stop_and_resume(tmp_path / "stopped", 2, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 def frozen(path, make=SMALL):
@@ -848,9 +840,7 @@ def test_a_replay_holds_what_a_frozen_encoder_made_of_pictures(key, tmp_path):
             assert not torch.equal(found(info["final_obs"]), found(observation))
     run = settings("SAC", random_shift=0) | {"policy": {} if key is None else {"critic_keys": ["pictures", "state"]}}  # fmt: skip
     run["env"] = lambda n: EncodedObservations(n, task, encoder, key)
-    module, *_ = train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 2, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    module = assert_resumes(tmp_path, 2, **run)
     assert module.policy.encoder is None
 
 

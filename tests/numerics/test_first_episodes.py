@@ -19,10 +19,10 @@ from lightning_rl import (
 )
 from lightning_rl.envs.factories import make_env
 from lightning_rl.system import ranks
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv, ScriptedTask
 from tests.equivalence.test_async import assert_same_training, background
-from tests.helpers import assert_same_run, train
+from tests.helpers import train
 from tests.messages import refused
 
 LIMIT, ENVS = 12, 8
@@ -145,9 +145,7 @@ def test_a_run_that_is_stopped_within_the_first_episodes_ends_as_uninterrupted(
     name, tmp_path, traced_only
 ):
     run = RUNS[name] | {"data": {"random_first_episode_length": True, "buffer_size": 8}}
-    train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 1, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 1, **run)
 
 
 def test_in_the_background_without_lag_it_is_the_foreground(tmp_path):

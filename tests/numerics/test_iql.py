@@ -38,7 +38,7 @@ from lightning_rl.rollout.contract import (
     next_observations,
 )
 from lightning_rl.system import ranks
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes
 from tests.core.numerics.test_sac import (
     OBSERVATION_SPACE,
     SPACE,
@@ -47,7 +47,7 @@ from tests.core.numerics.test_sac import (
     exact,
 )
 from tests.envs import UNIT, ScriptedTask
-from tests.helpers import assert_same, assert_same_run, last, train
+from tests.helpers import assert_same, last, train
 from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward, log_density
 from tests.references import gae_by_sum, numeric_gradient
@@ -266,9 +266,7 @@ def test_it_learns_in_bfloat16_and_its_values_are_not_rounded(algorithm, mixed, 
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])
 def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp_path):
     run = run_on(mixed[0], algorithm, iterations=4, n_epochs=1, gae_lambda=0.9)
-    module, *_ = train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 2, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    module = assert_resumes(tmp_path, 2, **run)
     data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 4, "buffer_size": 8}
     online, *_ = train(
         tmp_path / "online", env=asks, data=data | {"total_env_steps": 128},

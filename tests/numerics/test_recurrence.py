@@ -35,11 +35,10 @@ from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from lightning_rl.rollout.sequences import sequences_of
 from tests.callbacks import callback
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv, draw
 from tests.equivalence.features import make_env
 from tests.helpers import (
-    assert_same_run,
     last,
     make_collector,
     make_data,
@@ -553,12 +552,10 @@ def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_pat
         "model": {"sequence_length": 8, "burn_in": 2, "batch_size": 16, "n_epochs": 2},
         "data": {"num_envs": 2, "buffer_size": 16, "total_env_steps": 192},
     }
-    module, *_ = train(tmp_path / "whole", **run)
+    module = assert_resumes(tmp_path, 3, **run)
     of_memory, of_noise = 8, 2 + 1
     assert module.policy.extra_fields["state"][0] == (of_memory + of_noise,)
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.policy.parameters())
-    stop_and_resume(tmp_path / "stopped", 3, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.parametrize("settings", [{"sequence_length": 8}, {"burn_in": 2}])

@@ -28,11 +28,10 @@ from lightning_rl import (
 )
 from lightning_rl.extensions.teleoperation.intervention import Pace
 from lightning_rl.rollout.contract import next_observations
-from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import (
     assert_same,
-    assert_same_run,
     make_collector,
     make_data,
     make_ppo,
@@ -471,9 +470,7 @@ HELPED = {
 def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
     data = TWO_ENVS if how == "in workers" else {"total_env_steps": 640 if "chunks" in how else 384}
     run = {"env": HELPED[how], "data": data}
-    train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 3, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, **run)
 
 
 def test_so_does_one_that_learns_off_policy(tmp_path):
@@ -486,9 +483,7 @@ def test_so_does_one_that_learns_off_policy(tmp_path):
         },
         "model": {"algorithm": SAC},
     }
-    train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 3, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, **run)
 
 
 @pytest.mark.parametrize("steps", range(1, 9))

@@ -26,6 +26,14 @@ def stop_and_resume(
     return module
 
 
+def assert_resumes(tmp_path, iteration, **kwargs):
+    """Assert that a run that was stopped and resumed ends as the uninterrupted one, whose module is returned."""
+    module, *_ = train(tmp_path / "whole", **kwargs)
+    stop_and_resume(tmp_path / "stopped", iteration, **kwargs)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    return module
+
+
 TWO_ENVS = {"num_envs": 2, "total_env_steps": 2 * 16 * 6}
 """A process for each env takes 0.08 s."""
 
@@ -54,9 +62,7 @@ ENVS = {
 
 @pytest.mark.parametrize("name", ENVS)
 def test_resume_is_exact_for(name, tmp_path):
-    train(tmp_path / "whole", **ENVS[name])
-    stop_and_resume(tmp_path / "stopped", 3, **ENVS[name])
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, **ENVS[name])
 
 
 def test_resume_is_exact_for_mujoco(tmp_path):
@@ -123,9 +129,7 @@ def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path, whole):
 @pytest.mark.parametrize("lr_schedule", ["constant", "adaptive"])
 def test_resume_keeps_the_learning_rate(lr_schedule, tmp_path):
     model = {"lr_schedule": lr_schedule, "desired_kl": 1e-4, "target_kl": 0.05}
-    train(tmp_path / "whole", model=model)
-    stop_and_resume(tmp_path / "stopped", 3, model=model)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, model=model)
     rates = [value for _, value in scalars(tmp_path / "whole")["train/learning_rate"]]
     assert (len(set(rates)) > 1) == (lr_schedule == "adaptive")
 

@@ -188,17 +188,6 @@ def test_a_window_is_a_view_that_flattens_without_a_copy():
         assert flat["observation", "image"].data_ptr() == window["observation", "image"].data_ptr()
 
 
-def test_each_window_is_given_out_once():
-    buffer = make(timeout_s=0.01)
-    writer = Writer(buffer)
-    writer.write()
-    assert unread(buffer) == 1
-    read(buffer)
-    assert unread(buffer) == 0
-    with pytest.raises(TimeoutError):
-        buffer.take()
-
-
 def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
     buffer = make(max_staleness=0)
     writer = Writer(buffer)
@@ -214,21 +203,6 @@ def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
     again = read(buffer)
     assert "advantage" not in again.keys()
     check(again, first=2 * T)
-
-
-def test_a_held_segment_is_free_again_by_the_next_take():
-    buffer = make(max_staleness=0)
-    writer = Writer(buffer)
-    segment = writer.write()
-    writer.write()
-    held = read(buffer)
-    thread, outcome = in_thread(writer.write)
-    thread.join(0.1)
-    assert thread.is_alive()
-    check(held, first=0)
-    read(buffer)
-    thread.join(5)
-    assert outcome == [segment]
 
 
 def test_the_bootstrap_observation_is_in_both_windows():
@@ -308,17 +282,6 @@ def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
     check(read(buffer), first=T + 9)
     statistics = buffer.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
-
-
-def test_overwrite_goes_round_and_never_takes_what_the_learner_holds():
-    buffer = make(max_staleness=0, overflow="overwrite")
-    writer = Writer(buffer)
-    writer.write()
-    held = read(buffer)
-    others = {writer.write() for _ in range(4)}
-    assert len(others) == 1
-    check(held, first=0)
-    check(read(buffer), first=4 * T)
 
 
 # --- two threads ---

@@ -365,14 +365,6 @@ def test_the_generator_alone_decides(name):
     assert not torch.equal(one["action"], other["action"])
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_successive_draws_differ(name):
-    _, distribution = named(name)
-    output, stream = random_output(distribution, 100, scale=0.3), generator(5)
-    first, second = (draw_from(distribution, output, stream)["action"] for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize(("value", "bound"), [(-50.0, -1.0), (50.0, 0.5)])
 def test_log_std_stays_within_its_bounds(squash, value, bound):

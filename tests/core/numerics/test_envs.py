@@ -223,18 +223,6 @@ def random_actions(space, steps, count, seed=0):
 # --- against plain envs ---
 
 
-def test_cart_pole_resets_at_once_and_keeps_the_final_observation():
-    env = GymnasiumEnv(3, "CartPole-v1")
-    actions = random_actions(Discrete(2), 120, 3)
-    steps = assert_equals_by_hand(env, lambda: gymnasium.make("CartPole-v1"), (11, 5, 7), actions)
-    for observation, _, terminated, _, finals in steps:
-        for i, final in finals.items():
-            assert terminated[i]
-            # Negative control: what fell is not what begins.
-            assert final[0, 2].abs() > 0.2 or final[0, 0].abs() > 2.4
-            assert observation[i].abs().max() <= 0.05
-
-
 def test_pendulum_is_truncated_after_200_steps_with_its_final_observation():
     env = GymnasiumEnv(2, "Pendulum-v1")
     actions = random_actions(env.single_action_space, 405, 2)
@@ -250,14 +238,6 @@ def test_a_tree_of_observations():
     steps = assert_equals_by_hand(env, lambda: gymnasium.make("Tree-v0"), (1, 2, 3), actions)
     assert any(step[2].any() for step in steps)
     assert any(step[3].any() for step in steps)
-
-
-def test_an_int_seeds_env_i_with_seed_plus_i():
-    env = GymnasiumEnv(3, "CartPole-v1")
-    by_list = plain(env.reset(seed=[40, 41, 42])[0])
-    assert_same(plain(env.reset(seed=40)[0]), by_list)
-    assert not torch.equal(by_list[0], by_list[1])
-    env.close()
 
 
 def test_no_seed_goes_on_with_the_generators():
@@ -634,15 +614,6 @@ def test_a_saved_state_does_not_change_with_the_env():
     env.close()
 
 
-def test_another_number_of_envs_is_not_restored():
-    env, other = GymnasiumEnv(2, "Counter-v0"), GymnasiumEnv(3, "Counter-v0")
-    env.reset(seed=0)
-    with refused(RestoreError, names=("2 envs", "3")):
-        other.load_state_dict(env.state_dict())
-    env.close()
-    other.close()
-
-
 def test_an_env_that_depends_on_something_else_is_not_restored():
     env, other = GymnasiumEnv(2, "Forgetful-v0"), GymnasiumEnv(2, "Forgetful-v0")
     env.reset(seed=0)
@@ -755,70 +726,6 @@ def test_a_saved_state_can_be_taken_up_twice():
         env.load_state_dict(state)
         runs.append(play(env, actions[6:]))
     assert_same(runs[0], runs[1])
-
-
-def test_a_torch_env_is_not_restored_with_another_number_of_envs():
-    env = walk(2)
-    env.reset(seed=0)
-    with pytest.raises(RestoreError):
-        walk(3).load_state_dict(env.state_dict())
-
-
-# --- probes ---
-
-
-def test_the_time_limit_probe_pays_one_for_ever():
-    env = TimeLimitProbe(2, max_episode_steps=3)
-    assert not env.reset(seed=0)[0].any()
-    for t, (observation, reward, terminated, truncated, final) in enumerate(
-        play(env, torch.zeros(9, 2))
-    ):
-        assert not observation.any()
-        assert not final.any()
-        assert reward.tolist() == [1.0, 1.0]
-        assert not terminated.any()
-        assert truncated.tolist() == [t % 3 == 2] * 2
-
-
-@pytest.mark.parametrize("delay", [1, 2, 4])
-def test_the_value_probe_pays_what_it_showed(delay):
-    env = ValueProbe(5, delay=delay)
-    shown = plain(env.reset(seed=0)[0])
-    seen = []
-    for t, (observation, reward, terminated, truncated, final) in enumerate(
-        play(env, torch.zeros(12, 5))
-    ):
-        last = t % delay == delay - 1
-        assert torch.equal(reward, shown[:, 0] if last else torch.zeros(5))
-        assert terminated.tolist() == [last] * 5
-        assert not truncated.any()
-        assert torch.equal(final, shown)
-        shown = observation
-        seen += shown.flatten().tolist()
-    assert set(seen) == {-1.0, 1.0}
-
-
-def test_the_action_probe_pays_for_the_action_asked_for():
-    env = ActionProbe(200)
-    shown = plain(env.reset(seed=0)[0])[:, 0]
-    assert (shown == 1).any()
-    assert (shown == -1).any()
-    _, reward, terminated, _, info = env.step((shown > 0).long())
-    assert reward.tolist() == [1.0] * 200
-    assert terminated.all()
-    assert info["success"].all()
-    shown = env.observe(env.state)[:, 0]
-    _, reward, _, _, info = env.step((shown < 0).long())
-    assert not reward.any()
-    assert not info["success"].any()
-
-
-def test_the_continuous_action_probe_is_best_at_half_the_observation():
-    env = ActionProbe(4, continuous=True)
-    shown = plain(env.reset(seed=0)[0])
-    offset = torch.tensor([[0.0], [0.5], [-1.0], [0.1]])
-    _, reward, *_ = env.step(0.5 * shown + offset)
-    torch.testing.assert_close(reward, 1.0 - offset[:, 0] ** 2)
 
 
 def test_a_wrapper_answers_as_the_env_in_it():

@@ -19,9 +19,9 @@ from lightning_rl import (
 )
 from lightning_rl.buffers.segments import rollout_state
 from lightning_rl.rollout.contract import next_observations
-from tests.core.equivalence.test_resume import TWO_ENVS, stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
 from tests.envs import ScriptedEnv, ScriptedVector
-from tests.helpers import assert_same, assert_same_run, make_collector, policy_for, train
+from tests.helpers import assert_same, make_collector, policy_for
 from tests.messages import refused
 from tests.variants import after
 
@@ -247,9 +247,7 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
 
 @pytest.mark.parametrize("make", [KINDS["workers"], TorchHelped])
 def test_a_run_with_it_resumes_exactly(make, tmp_path):
-    train(tmp_path / "whole", env=make, data=TWO_ENVS)
-    stop_and_resume(tmp_path / "stopped", 3, env=make, data=TWO_ENVS)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, env=make, data=TWO_ENVS)
 
 
 def test_a_resumed_collector_collects_the_same():
