@@ -395,6 +395,7 @@ class PushBlocksKwargs(TypedDict, total=False):
     observations: dict[str, dict[str, Observation]] | None
     events: dict[str, Event | None] | None
     curriculum: dict[str, Curriculum | None] | None
+    rewards_per_second: bool
 
 class QActorCriticKwargs(TypedDict, total=False):
     normalize_observation: bool
@@ -420,6 +421,7 @@ class QuadrupedKwargs(TypedDict, total=False):
     observations: dict[str, dict[str, Observation]] | None
     events: dict[str, Event | None] | None
     curriculum: dict[str, Curriculum | None] | None
+    rewards_per_second: bool
     backend: Backend
     num_threads: int
     max_contacts: int | None
@@ -436,6 +438,7 @@ class ReachKwargs(TypedDict, total=False):
     observations: dict[str, dict[str, Observation]] | None
     events: dict[str, Event | None] | None
     curriculum: dict[str, Curriculum | None] | None
+    rewards_per_second: bool
     backend: Backend
     num_threads: int
     max_contacts: int | None

@@ -7,7 +7,15 @@ import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import CartPole, GymnasiumEnv, ManagedEnv, PointMass, PushCube, TermWrapper
+from lightning_rl import (
+    CartPole,
+    GymnasiumEnv,
+    ManagedEnv,
+    PointMass,
+    PushCube,
+    Quadruped,
+    TermWrapper,
+)
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import (
     Actions,
@@ -89,6 +97,30 @@ def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
     _, ((_, reward, *_, info),) = played(env, 1)
     torch.testing.assert_close(reward, torch.full((3,), 1.0))
     assert info["rewards"].keys() == {"step"}
+
+
+REWARDS = {"step": Reward("measurement", {"name": "step"}, 0.5), "alive": Reward("constant")}
+PENDULUM = partial(GymnasiumEnv, id="Pendulum-v1")  # 30 pictures per second
+
+
+@pytest.mark.parametrize(
+    ("make", "step_dt"),
+    [
+        (lambda **kwargs: Drift(3, rewards=REWARDS, **kwargs), 0.1),
+        (lambda **kwargs: PushCube(3, **kwargs), 1 / PushCube.render_fps),
+        (lambda **kwargs: TermWrapper(3, PENDULUM, rewards={"env": 2.0}, **kwargs), 1 / 30),
+        (lambda **kwargs: Quadruped(3, **kwargs), 0.05),
+    ],
+    ids=["a task of terms", "a task of the package", "around Gymnasium", "MuJoCo"],
+)
+def test_rewards_per_second_are_those_of_a_step_times_its_seconds(make, step_dt):
+    (*_, plain), (*_, per_second) = (
+        played(make(rewards_per_second=value), 2)[1] for value in (False, True)
+    )
+    torch.testing.assert_close(per_second[1], plain[1] * step_dt)
+    for name, value in plain[4]["rewards"].items():
+        torch.testing.assert_close(per_second[4]["rewards"][name], value * step_dt)
+    torch.testing.assert_close(sum(per_second[4]["rewards"].values()), per_second[1])
 
 
 @pytest.mark.parametrize("ends", ["terminated", "success", "fail", "truncated", "nothing"])

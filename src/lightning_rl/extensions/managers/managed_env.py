@@ -39,6 +39,7 @@ class TermSettings:
     Attributes:
         rewards: terms, or weights of the task's terms.
         observations: groups of terms, instead of the task's observation.
+        rewards_per_second: multiply the weights of rewards by the seconds of a step.
     """
 
     rewards: Mapping[str, float | Reward | None] | None = None
@@ -47,6 +48,7 @@ class TermSettings:
     observations: Groups | None = None
     events: Mapping[str, Event | None] | None = None
     curriculum: Mapping[str, Curriculum | None] | None = None
+    rewards_per_second: bool = False
 
 
 class ManagedEnv(TorchEnv):
@@ -103,7 +105,8 @@ class ManagedEnv(TorchEnv):
         metrics = merged(Metric, self.default_metrics, terms.metrics, name)
         levels = merged(Curriculum, self.default_curriculum, terms.curriculum, name)
         self._event_terms = merged(Event, self.default_events, terms.events, name)
-        self.rewards, self.terminations = Rewards(rewards, name), Terminations(ends, name)
+        factor = self.step_dt if terms.rewards_per_second else 1.0
+        self.rewards, self.terminations = Rewards(rewards, name, factor), Terminations(ends, name)
         self.metrics = Metrics(metrics, name)
         self.observations = Observations(terms.observations or self.default_observations, name)
         self._levels = {

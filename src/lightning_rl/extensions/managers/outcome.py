@@ -22,22 +22,26 @@ OUTCOMES: dict[Ends, tuple[str, ...]] = {
 
 
 class Rewards:
-    """Weighted sum of named reward terms; a term with weight 0 is neither computed nor reported."""
+    """Weighted sum of named reward terms; a term with weight 0 is neither computed nor reported.
 
-    def __init__(self, terms: Mapping[str, Reward], owner: str) -> None:
+    Args:
+        terms: by name.
+        owner: name of the env, for messages.
+        factor: of all weights, such as seconds per step.
+    """
+
+    def __init__(self, terms: Mapping[str, Reward], owner: str, factor: float = 1.0) -> None:
         self.terms: list[tuple[str, float, str | None, BoundTerm]] = []
-        self.weights: dict[str, float] = {}
         for name, term in terms.items():
             weight = 1.0 if term.weight is None else float(term.weight)
             require(
                 bool(np.isfinite(weight)),
                 f"{owner}: the weight of '{name}' must be finite, got {weight}.",
             )
-            self.weights[name] = weight
             # The weight is known before the first step: do not build terms that are never called.
             if weight != 0.0:
                 bound_term = BoundTerm(term, "rewards", name, owner)
-                self.terms.append((name, weight, term.level, bound_term))
+                self.terms.append((name, weight * factor, term.level, bound_term))
 
     def total(self, env: EnvView) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the reward [N], and the weighted value of each term, {name: [N]}."""

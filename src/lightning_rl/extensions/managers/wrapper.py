@@ -43,6 +43,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         terminations: terms by name, for a `GymnasiumEnv`: other envs cannot reset single rows.
         metrics: terms by name.
         observations: groups of terms, instead of the env's observation.
+        rewards_per_second: multiply all weights of rewards by the seconds of a step.
         action: a `Position`, `Velocity` or `Force` whose target is the env's action. Default: the
             env's own actions.
 
@@ -59,6 +60,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         metrics: dict[str, Metric] | None = None,
         observations: dict[str, dict[str, Observation]] | None = None,
         action: ActionTerm | None = None,
+        rewards_per_second: bool = False,
     ) -> None:
         super().__init__(env(num_envs))
         name = f"{type(self).__name__} around {type(self.env).__name__}"
@@ -68,7 +70,8 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
             self._end_each(terminations, name)
         # As a term, the env's own reward can be weighted or removed.
         defaults = {"env": Reward("measurement", {"name": "reward"}, weight=1.0)}
-        self._rewards = Rewards(merged(Reward, defaults, rewards, name, "weight"), name)
+        factor = self.step_dt if rewards_per_second else 1.0
+        self._rewards = Rewards(merged(Reward, defaults, rewards, name, "weight"), name, factor)
         self._metrics = Metrics(merged(Metric, {}, metrics, name), name)
         self._observations = Observations(observations or {}, name)
         # Only these: observations are computed at a reset, and begin their memories there.

@@ -142,6 +142,7 @@ class MujocoEnv(ManagedEnv):
         entries: further state entries with their initial values, such as commands.
         rewards, terminations, metrics, observations, events, curriculum: see `ManagedEnv`. Default
             observation: `qpos`, `qvel` and the model's sensors.
+        rewards_per_second: multiply the weights of rewards by the seconds of a step.
         max_episode_steps: time limit, in steps.
         backend: `auto` is `c` on a CPU and `warp` on a GPU.
         num_threads: threads of the C library.
@@ -178,6 +179,7 @@ class MujocoEnv(ManagedEnv):
         observations: dict[str, dict[str, Observation]] | None = None,
         events: dict[str, Event | None] | None = None,
         curriculum: dict[str, Curriculum | None] | None = None,
+        rewards_per_second: bool = False,
         max_episode_steps: int = 1000,
         backend: Backend = "auto",
         num_threads: int = 1,
@@ -193,9 +195,8 @@ class MujocoEnv(ManagedEnv):
         compiled = self.layout.model
         self.step_dt = substeps * float(compiled.opt.timestep)
         self.render_fps = 1.0 / self.step_dt
-        on_gpu = torch.device(device).type != "cpu"
-        if backend == "auto":
-            backend = "warp" if on_gpu else "c"
+        name, on_gpu = type(self).__name__, torch.device(device).type != "cpu"
+        backend = ("warp" if on_gpu else "c") if backend == "auto" else backend
         require(
             not (on_gpu and backend == "c"),
             f"backend: c simulates on the CPU, but the device is {device}: set backend: warp.",
@@ -208,20 +209,20 @@ class MujocoEnv(ManagedEnv):
         self._camera = Camera(compiled, camera)
         self._first = self._start_of(keyframe, entries or {}, device)
         self._parameters = {
-            name: torch.tensor(np.array(getattr(compiled, name)), dtype=torch.float32).to(device)
-            for name in FIELDS
+            field: torch.tensor(np.array(getattr(compiled, field)), dtype=torch.float32).to(device)
+            for field in FIELDS
         }
-        self.actions = None
+        self.actions = None if actions is None else Actions(actions, self.layout.drives, name)
         if actions is not None:
-            self.actions = Actions(actions, self.layout.drives, type(self).__name__)
             self._offset = self._check_actions(actions)
+        terms = rewards, terminations, metrics, observations, events, curriculum
         super().__init__(
             num_envs,
             self._state_space(),
             self._control_space() if self.actions is None else self.actions.space,
             max_episode_steps,
             device,
-            terms=TermSettings(rewards, terminations, metrics, observations, events, curriculum),
+            terms=TermSettings(*terms, rewards_per_second),
         )
         self.metadata = self._described()
 

@@ -72,6 +72,7 @@ class Task(ManagedEnv):
         observations: groups of observation terms, instead of the task's observation.
         events: changes of the state by name, in training and in evaluations.
         curriculum: levels of difficulty by name.
+        rewards_per_second: multiply the weights of rewards by the seconds of a step.
 
     Attributes:
         observation_size: size of an observation of the state.
@@ -104,6 +105,7 @@ class Task(ManagedEnv):
         observations: dict[str, dict[str, Observation]] | None = None,
         events: dict[str, Event | None] | None = None,
         curriculum: dict[str, Curriculum | None] | None = None,
+        rewards_per_second: bool = False,
     ) -> None:
         name = type(self).__name__
         action = self.default_action if action is None else action
@@ -118,7 +120,9 @@ class Task(ManagedEnv):
         self.metadata = {"render_fps": self.render_fps}
         self.action, self.pictures = action, pictures
         self.step_dt = 1.0 / self.render_fps
-        terms = TermSettings(rewards, terminations, metrics, observations, events, curriculum)
+        terms = TermSettings(
+            *(rewards, terminations, metrics, observations, events, curriculum, rewards_per_second)
+        )
         # The base class begins an episode, for which the attributes above must be set.
         super().__init__(num_envs, space, action.space(self.action_size), steps, device, terms)
 
