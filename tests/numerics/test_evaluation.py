@@ -18,7 +18,7 @@ from lightning_rl.collectors.evaluation import (
 )
 from tests.callbacks import callback, fail
 from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
-from tests.helpers import assert_same, last, load, make_data, make_ppo, policy_for, scalars, train
+from tests.helpers import make_data, make_ppo, policy_for, scalars, train
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.variants import after, variant
@@ -256,20 +256,6 @@ def test_everything_an_evaluation_finds_is_logged_and_can_be_monitored(tmp_path)
     for name, value in expected.items():
         assert curves[name][-1] == (384, pytest.approx(value))
         assert seen[name].item() == pytest.approx(value)
-
-
-def test_training_is_not_disturbed_bit_for_bit(tmp_path):
-    """Not by evaluations of either kind: weights, optimizer, envs and random streams."""
-    quiet, *_ = train(tmp_path / "without", trainer={"limit_val_batches": 0})
-    stream = torch.get_rng_state()
-    for name, data in {"modes": {}, "draws": {"eval_deterministic": False}}.items():
-        module, *_ = train(tmp_path / name, data={"num_eval_envs": 1, **data})
-        assert module.evaluation["episodes"] == 2
-        assert torch.equal(torch.get_rng_state(), stream)
-        a, b = load(last(tmp_path / "without")), load(last(tmp_path / name))
-        for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule"):
-            assert_same(a[key], b[key], key)
-    assert not quiet.evaluation
 
 
 def test_the_evaluation_has_an_env_of_its_own_settings():

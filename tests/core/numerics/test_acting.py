@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from lightning_rl import ActorCritic, GymnasiumEnv
+from lightning_rl import ActorCritic
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
@@ -178,14 +178,3 @@ def test_the_short_way_into_an_env_gives_what_gymnasiums_gives(id, kwargs):
             assert np.array_equal(a, b)
             ends += a is not None
     assert ends > 10
-
-
-def test_a_time_limit_holds_across_a_resume():
-    env = GymnasiumEnv(2, "Pendulum-v1", {"max_episode_steps": 10})
-    env.reset(seed=1)
-    for _ in range(7):
-        env.step(torch.zeros(2, 1))
-    resumed = GymnasiumEnv(2, "Pendulum-v1", {"max_episode_steps": 10})
-    resumed.load_state_dict(env.state_dict())
-    truncated = [resumed.step(torch.zeros(2, 1))[3].tolist() for _ in range(4)]
-    assert truncated == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]

@@ -211,10 +211,6 @@ def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
             assert torch.equal(found[env, t], expected)
 
 
-def test_what_is_allocated_is_valid():
-    validate(allocate(NESTED, Discrete(2)))
-
-
 @pytest.mark.parametrize(
     "reshape",
     [
