@@ -43,7 +43,7 @@ from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
-from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
+from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.construction import config_of
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes
@@ -877,17 +877,6 @@ def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
 
 
 # --- what pictures cost, and whence they come ---
-
-
-def test_pictures_cost_little_more_than_their_bytes_in_a_rollout():
-    env = PushCube(8, pictures=Pictures(48, 2))
-    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 8, 32)
-    own = 8 * 33 * 48 * 48 * 6
-    assert rollout["observation"].dtype == torch.uint8
-    final_storage(rollout).add(8)  # an episode of each env ends
-    assert rollout.bytes() + final_storage(rollout).nbytes <= 1.2 * own
-    flat = flat_transitions(rollout, ["observation"])["observation"]
-    assert flat.data_ptr() == rollout["observation"].data_ptr()  # laid out flat without a copy
 
 
 @pytest.mark.parametrize("task", [PointMass, PushCube])

@@ -73,39 +73,11 @@ def test_no_outcome_is_favoured_because_it_comes_early():
     assert (summary["terminations"], summary["truncations"]) == (400, 0)
 
 
-@pytest.mark.parametrize("make", [early_success, PointMass, partial(GymnasiumEnv, id="Acrobot-v1")])
-def test_an_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(make):
-    def play(num_envs):
-        env, found = make(num_envs), []
-        for seeds in EpisodeSeeds(7, 5, num_envs):
-            found += run_episodes(policy_for(env, seed=0), env, seeds)
-        env.close()
-        return found
-
-    together = play(5)
-    assert [episode["seed"] for episode in together] == [7, 8, 9, 10, 11]
-    assert play(5) == together
-    assert play(2) == together
-    assert play(1) == together
-
-
 def test_terminations_and_time_limits_are_counted_apart():
     env = PushCube(4, max_episode_steps=3)
     summary = summarize(run_episodes(policy_for(env, seed=0), env, [0, 1, 2]))
     assert (summary["terminations"], summary["truncations"]) == (0, 3)
     assert summary["lengths"] == [3, 3, 3]
-
-
-def test_metrics_of_a_gymnasium_env_are_those_of_its_last_step():
-    settings = {"env_kwargs": {"max_episode_steps": 4}}
-    env = GymnasiumEnv(3, "lightning_rl.envs:lightning_rl/PushCube-v0", **settings)
-    plain = PushCube(3, max_episode_steps=4)
-    ours = run_episodes(policy_for(env, seed=0), env, [5, 6, 7])
-    theirs = run_episodes(policy_for(env, seed=0), plain, [5, 6, 7])
-    for one, other in zip(ours, theirs, strict=True):
-        assert one["metrics"]["distance_to_goal"] > 0
-        assert one["metrics"] == {k: pytest.approx(v) for k, v in other["metrics"].items()}
-        assert one["success"] is other["success"] is False
 
 
 def partly():
@@ -224,15 +196,6 @@ def test_a_drawn_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_o
     assert play(5, [11, 9, 7, 8, 10]) == [together[i] for i in (4, 2, 0, 1, 3)]
     twice = play(3, [9, 9, 9])
     assert twice == [together[2]] * 3
-
-
-def test_a_stochastic_evaluation_repeats_itself_and_leaves_the_global_generator_alone():
-    env = GymnasiumEnv(3, "CartPole-v1")
-    policy, before = policy_for(env, seed=0), torch.get_rng_state()
-    drawn = run_episodes(policy, env, [1, 2, 3], deterministic=False)
-    assert run_episodes(policy, env, [1, 2, 3], deterministic=False) == drawn
-    assert torch.equal(torch.get_rng_state(), before)
-    assert run_episodes(policy, env, [1, 2, 3]) != drawn
 
 
 def test_the_wilson_interval_is_that_of_its_formula():

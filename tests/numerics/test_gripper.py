@@ -12,25 +12,18 @@ from tensordict import TensorDict
 
 from lightning_rl import (
     ActionChunk,
-    BehaviorCloning,
     ConfigurationError,
-    DatasetCollector,
-    EpisodeWriter,
     GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
     Intervention,
-    MixedReplay,
     ReplayBuffer,
-    RLDataModule,
-    RLTrainer,
     SquashedActorCritic,
 )
 from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
 from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert, ScriptedHelp, smaller
 from lightning_rl.extensions.wrappers.penalty import GripperPenalty, PenaltyTerms
 from lightning_rl.functional import double_q_target
-from lightning_rl.optim.update import Update
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
@@ -49,8 +42,8 @@ from tests.core.numerics.test_sac import (
     update,
 )
 from tests.envs import ScriptedEnv
-from tests.helpers import last, scalars, train
-from tests.messages import assert_names, refused
+from tests.helpers import last, train
+from tests.messages import refused
 from tests.q_references import DoubleQReference, SACReference
 from tests.variants import after, before
 
@@ -234,46 +227,6 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
         )
 
 
-def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
-    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install -e '.[data]'")
-    env, generator = arms.arm(helped=False), np.random.default_rng(0)
-    writer = EpisodeWriter(tmp_path / "data", arms.OBSERVATION, arms.ACTION, 30.0)
-    for seed in range(4):
-        observation, _ = env.reset(seed=seed)
-        for t in range(8):
-            action = np.array([*generator.uniform(-0.5, 0.5, 2), STAY], np.float32)
-            following, reward, *_ = env.step(action)
-            writer.add(observation, action, reward, False, t == 7)
-            observation = following
-        writer.end_episode(observation, success=False)
-    writer.finalise()
-    data = {"num_envs": 4, "buffer_size": 8, "total_env_steps": 320}
-    teacher = RLDataModule(
-        arm, collector=partial(DatasetCollector, path=str(tmp_path / "data")), **data
-    )
-    torch.manual_seed(1)
-    clone = GripperActorCritic(teacher.observation_space, teacher.action_space, (16,))
-    settings = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
-    trainer = RLTrainer(run_dir=str(tmp_path / "a"), **settings)
-    trainer.fit(BehaviorCloning(clone, batch_size=16, learning_rate=1e-2), teacher)
-    td = seen(50)
-    wanted = clone.get_action(td.clone(), deterministic=True)["action"]
-    assert (wanted[:, 2] == STAY).float().mean() > 0.9
-    replay = partial(MixedReplay, demonstrations=str(tmp_path / "data"))
-    model = {"algorithm": GripperSAC, "learning_starts": 39, "learning_rate": 1e-12}
-    with caplog.at_level("INFO"):
-        module, *_ = train(
-            tmp_path / "b", env=arm, model=model, seed=6,
-            data={"num_envs": 2, "buffer_size": 10, "total_env_steps": 40, "replay": replay},
-            trainer={"init_from": str(last(tmp_path / "a"))},
-        )  # fmt: skip
-    found = module.policy.get_action(td.clone(), deterministic=True)["action"]
-    torch.testing.assert_close(found, wanted)
-    for target, source in module.target_networks():
-        torch.testing.assert_close([*target.parameters()], [*source.parameters()])
-    assert_names(caplog.text, "GripperSAC", "checkpoint")
-
-
 def test_cloning_teaches_arm_and_gripper():
     made = policy()
     td = seen(64)
@@ -290,28 +243,6 @@ def test_cloning_teaches_arm_and_gripper():
     assert (found[:, :2] - 0.3).abs().mean() < 0.05
     assert made.gripper_values(td).abs().max() < 4.0  # of logits it would be some 20
     assert not any(p.grad is not None for p in made.critic.parameters())
-
-
-@pytest.mark.parametrize(("cost", "closes"), [(0.2, True), (2.0, False)])
-def test_the_gripper_goes_by_reward_and_penalty_together(cost, closes):
-    """To close pays 1 where the first number is positive, and costs: it is done there, or nowhere."""
-    module = GripperSAC(policy(), batch_size=64, learning_rate=1e-2)
-    (optimizer,) = (torch.optim.Adam(module.policy.gripper.parameters(), 1e-2),)
-    update = Update(module.objectives["gripper"], optimizer)
-    for _ in range(200):
-        batch = seen(64)
-        command = torch.randint(0, 3, (64,))
-        pays = (command == CLOSE) & (batch["observation"][:, 0] > 0)
-        batch["action"] = torch.cat((torch.zeros(64, 2), command[:, None].float()), 1)
-        batch["reward"], batch["discount"] = pays.float(), torch.zeros(64)
-        batch["penalty"] = -cost * (command != STAY)
-        batch["next_observation"] = batch["observation"]
-        update(batch)
-    td = seen(500)
-    clear = td["observation"][:, 0].abs() > 0.3
-    found = module.policy.get_action(td, deterministic=True)["action"][clear, 2]
-    wanted = torch.where((td["observation"][clear, 0] > 0) & closes, CLOSE, STAY)
-    assert (found == wanted).float().mean() > 0.9
 
 
 # --- gym-hil's cube, by a stand-in for its env ---
@@ -500,22 +431,6 @@ def test_only_a_gripper_that_really_opens_or_closes_is_penalised(sign, as_dict):
 def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
     with refused(names=message):
         GripperPenalty(played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
-
-
-def test_sac_of_a_gripper_learns_from_its_penalty(tmp_path):
-    def env(num_envs):
-        wrapper = partial(GripperPenalty, index=2, open_at=-0.9, closed_at=0.9, weight=0.25)
-        return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=[wrapper])
-
-    data = {"num_envs": 1, "total_env_steps": 64, "replay": ReplayBuffer}
-    train(
-        tmp_path,
-        env=env,
-        data=data,
-        model={"algorithm": GripperSAC},
-        trainer={"limit_val_batches": 0},
-    )
-    assert min(value for _, value in scalars(tmp_path)["train/gripper_penalty"]) < 0.0
 
 
 GRIPPER_SPACE = gymnasium.spaces.Box(

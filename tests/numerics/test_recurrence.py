@@ -33,7 +33,6 @@ from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
-from lightning_rl.rollout.sequences import sequences_of
 from tests.callbacks import callback
 from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv, draw
@@ -228,21 +227,6 @@ def test_each_transition_comes_once_and_the_bootstrap_slot_never(length, burn_in
     assert sorted(seen.tolist()) == number[:, :-1].flatten().tolist()
     whole = min(length, 24)
     assert len(minibatches[0]) <= max(1, batch_size // whole) * whole
-
-
-def test_a_sequence_is_what_came_one_after_the_other_in_a_row():
-    policy, rollout = collected(rollouts=1)
-    rollout["observation"][..., 0] = torch.arange(N)[:, None]
-    rollout["observation"][..., 1] = torch.arange(25)
-    rollout["state"][..., 0] = torch.arange(25)
-    for minibatch in drawn(policy, rollout, 5, 3, batch_size=10, keys=("observation",)):
-        steps, state, *_ = sequences_of(minibatch)
-        row, time = steps["observation"][..., 0], steps["observation"][..., 1]
-        assert (row == row[:, :1]).all()
-        real = steps["real"]
-        assert torch.equal((time.diff(dim=1) == 1) | ~real[:, :-1], torch.ones_like(real[:, 1:]))
-        first = time.gather(1, real.long().argmax(1, keepdim=True))
-        assert torch.equal(first.squeeze(1), state[:, 0]), "the state is that of the first step"
 
 
 def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():

@@ -76,18 +76,6 @@ def test_a_task_goes_on_exactly_from_the_middle_of_an_episode(make, tmp_path):
     assert_same(play(other, actions[13:]), play(env, actions[13:]))
 
 
-@pytest.mark.parametrize("make", TASKS)
-def test_the_parts_of_a_state_share_no_memory(make):
-    """Or who sets one in place, as these tests do, sets another."""
-    env = make(3)
-    env.reset(seed=0)
-    spans = {}
-    for key, value in env.state.items():
-        for other, (begin, end) in spans.items():
-            assert not (begin <= value.data_ptr() < end and value.is_contiguous()), (key, other)
-        spans[key] = (value.data_ptr(), value.data_ptr() + value.numel() * 4)
-
-
 # --- endings ---
 
 

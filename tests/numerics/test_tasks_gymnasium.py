@@ -121,21 +121,6 @@ def test_without_a_seed_envs_begin_at_random():
     assert len({x.tobytes() for x in (a, b, c, d)}) == 4
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "vector_entry_point"])
-def test_our_adapter_runs_the_ids(vectorization):
-    kwargs = {"max_episode_steps": 3}
-    env = GymnasiumEnv(3, "lightning_rl/PushCube-v0", kwargs, vectorization=vectorization)
-    task = PushCube(3, **kwargs)
-    assert torch.equal(env.reset(seed=4)[0], task.reset(seed=4)[0])
-    for _ in range(3):
-        action = torch.tensor([[1.0, 0.3]]).expand(3, 2)
-        step, expected = env.step(action), task.step(action)
-    assert step[3].all()
-    assert torch.equal(step[4]["final_obs"], expected[4]["final_obs"])
-    assert step[4]["success"].tolist() == [False] * 3
-    env.close()
-
-
 def test_a_single_env_goes_on_exactly_by_replay():
     """Its later starts come of `np_random`, which a replay sets."""
     env, other = (GymnasiumEnv(2, "lightning_rl/PointMass-v0") for _ in range(2))
@@ -197,14 +182,3 @@ def test_terms_come_from_yaml(config, capsys):
     assert saved["rewards"] == {"goal_progress": 5.0, "step": 0}
     assert saved["max_episode_steps"] == 7
     run(["validate", "--ckpt_path", "last"])
-
-
-def test_terms_come_from_the_command_line(config):
-    directory = config({"class_path": "CartPole"})
-    flags = "--data.env PushCube --data.env.action DeltaPosition --data.env.action.scale 0.05"
-    weight = "--data.env.rewards.goal_progress 3"
-    run(["fit", "--config", "task.yaml", *flags.split(), *weight.split()])
-    saved = env_of(directory)
-    assert saved["class_path"].endswith("PushCube")
-    assert saved["init_args"]["action"]["init_args"]["scale"] == 0.05
-    assert saved["init_args"]["rewards"] == {"goal_progress": 3.0}
