@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from lightning_rl import MujocoEnv, Quadruped, Reach
-from lightning_rl.extensions.mujoco.model import import_mujoco
+from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 
 CONTACTS = """
 <mujoco>

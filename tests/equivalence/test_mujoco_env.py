@@ -18,10 +18,10 @@ from lightning_rl import (
     Reach,
     SyncCollector,
 )
+from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position
 from lightning_rl.extensions.managers.term import Metric, Reward
-from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.mujoco.reach import ARM
 from lightning_rl.extensions.mujoco.rendering import Marker
 from lightning_rl.extensions.mujoco.rotations import (

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lightning_rl import ConfigurationError, MujocoEnv
+from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import Force, Position, Velocity
-from lightning_rl.extensions.mujoco.model import import_mujoco
 from tests.messages import refused
 
 mujoco = import_mujoco()

@@ -24,10 +24,10 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.checks import check_description
 from lightning_rl.checkpoints.format import SPACES_KEY
+from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.managers.actions import EndEffectorPose, Position
-from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
 from tests.envs import ScriptedEnv

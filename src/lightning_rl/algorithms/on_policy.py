@@ -17,12 +17,13 @@ from lightning_rl.algorithms.checks import (
     check_sequences,
 )
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
-from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
+from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_sampler import (
     Sampler,
     SequenceLength,
     SequenceSampler,
     most_minibatches,
+    steps_of,
 )
 from lightning_rl.kwargs import OnPolicyAlgorithmKwargs, RolloutAlgorithmKwargs, Unpack
 from lightning_rl.optim.update import LearningRateSchedule, Objective
@@ -110,6 +111,15 @@ class RolloutAlgorithm(Algorithm):
         size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
         return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
+    @property
+    def sequence_steps(self) -> int:
+        """Steps L of a sequence."""
+        return steps_of(self.sequence_length, self.data.buffer_size)
+
+    def recompute_states(self, rollout: TensorDict) -> None:
+        """Replace the states of a rollout [N, T+1], except the first, by those of the weights."""
+        rollout["state"] = states_of(self.policy, rollout)
+
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage == "fit":
@@ -193,11 +203,6 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
             return reward
         return self.reward_normalizer(reward)  # type: ignore[no-any-return]  # nn.Module
 
-    def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated."""
-        # Not by a graph: it takes a fifth of compiling, for one pass per rollout.
-        write_values(self.policy, rollout)
-
     def correct_staleness(self, rollout: TensorDict) -> None:
         """Write the fields of the off-policy correction into a stale rollout [N, T+1]."""
         if not self.may_be_stale:
@@ -266,7 +271,7 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
         super().on_train_batch_start(batch, batch_idx)
         if self.may_be_stale and self.policy.evaluates_sequences:
             # Older weights computed the stored states: recompute them with the current weights.
-            batch["state"] = states_of(self.policy, batch)
+            self.recompute_states(batch)
 
 
 def make_sampler(
@@ -277,15 +282,10 @@ def make_sampler(
     length: SequenceLength,
     burn_in: int,
 ) -> Sampler:
-    """Return the source of minibatches: transitions of a rollout [N, T+1], or sequences.
+    """Return the minibatches' source: transitions of a rollout [N, T+1]; sequences for a memory.
 
-    Args:
-        policy: a policy with a memory gets sequences.
-        rollout: [N, T+1].
-        keys: the fields that the loss reads; the policy's extra fields are added.
-        mask: [N, T], true for transitions to train on; None for all.
-        length: see `sequence_length` of `OnPolicyAlgorithm`.
-        burn_in: see `OnPolicyAlgorithm`.
+    `keys` name the fields that the loss reads besides the policy's extra fields, `mask` [N, T] the
+    transitions to train on. `length` and `burn_in`: see `RolloutAlgorithm`.
     """
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:
@@ -333,7 +333,7 @@ def epochs(
     n_epochs: int,
     batch_size: int,
     generator: torch.Generator,
-    prepare: PrepareSamples = lambda *_: {},
+    prepare: PrepareSamples,
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 

@@ -1,7 +1,6 @@
 """Buffers: where rollouts wait for the learner."""
 
 from lightning_rl.buffers.base import BufferClosed as BufferClosed
-from lightning_rl.buffers.base import OfflineRewards as OfflineRewards
 from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import Replay as Replay
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import torch
@@ -25,20 +25,6 @@ class ReadInterrupted(RuntimeError):  # noqa: N818  # a requested stop, no error
 
 class WriterError(RuntimeError):
     """The writer failed; its exception is the cause of this one."""
-
-
-class OfflineRewards(NamedTuple):
-    """Rewards of transitions that no collector made, such as demonstrations.
-
-    Attributes:
-        share: fraction of these transitions in each minibatch, from 0 to 1.
-        reward: [M] float32, in the order of the steps.
-        ends: [M] bool, true at the last step of an episode or of a fragment of one.
-    """
-
-    share: float
-    reward: Tensor
-    ends: Tensor
 
 
 class Replay(ABC, NamedSettings):
@@ -123,8 +109,12 @@ class Replay(ABC, NamedSettings):
         """Return a bound [1] on returns of rewards that the replay itself computes, or None."""
         return None
 
-    def take_offline_rewards(self) -> "OfflineRewards | None":
-        """Return rewards of transitions without a collector, once; None if there are none."""
+    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor] | None:
+        """Return rewards of transitions without a collector, once; None if there are none.
+
+        These are: the fraction of such transitions in each minibatch, from 0 to 1; the rewards [M]
+        float32, in the order of the steps; and whether [M] bool a step is the last of its fragment.
+        """
         return None  # most replays hold only what collectors made
 
     def metrics(self) -> dict[str, float]:

@@ -22,6 +22,7 @@ from lightning_rl.checkpoints.format import (
     STATE_KEY,
     read_checkpoint,
     restoring,
+    weights_of,
 )
 from lightning_rl.checkpoints.own import is_own
 from lightning_rl.checkpoints.registry import NAMES
@@ -79,6 +80,11 @@ class SavedRun:
         self.settings = {} if text is None else settings_of(str(text), path)
         self.trusted = trust_code
         self._cure = cure
+
+    @property
+    def kept_state(self) -> dict[str, Any]:
+        """The part of the state that a checkpoint of weights alone keeps."""
+        return cast(dict[str, Any], weights_of(self.content)[STATE_KEY])
 
     def policy(self, kind: type) -> Any:
         """Build the policy; its base class must be `kind`.

@@ -29,7 +29,7 @@ from lightning_rl.cli.help_pages import (
     describe_class,
 )
 from lightning_rl.cli.imports import find_code_here, only_allowed_imports
-from lightning_rl.cli.options import OptionParser, explained_refusals
+from lightning_rl.cli.options import OptionParser
 from lightning_rl.cli.parsing import asks_for_help, value_of
 from lightning_rl.cli.subcommands import CommandLine, run_subcommand
 from lightning_rl.system import ranks
@@ -170,8 +170,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             # The options are already checked: a wrong name gets an error, not a help page.
             parser.parse_args(args)
         try:
-            with explained_refusals():
-                self.config = parser.parse_object({"subcommand": subcommand, subcommand: settings})
+            self.config = parser.parse_object({"subcommand": subcommand, subcommand: settings})
         except ValueError as error:
             if isinstance(error, ConfigurationError):
                 raise

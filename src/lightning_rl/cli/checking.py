@@ -30,7 +30,7 @@ from lightning_rl.cli.names import (
     unknown_class,
     unknown_setting,
 )
-from lightning_rl.cli.options import Option, explained_refusals, name_unused, option_parser
+from lightning_rl.cli.options import Option, name_unused, option_parser
 from lightning_rl.cli.parsing import (
     BEFORE,
     FILLED_IN,
@@ -132,8 +132,7 @@ def parse_classes(
     if asks_for_help(typed):
         parser.parse_args(list(typed))
     checked = check_options(typed, {name: option.kind for name, option in options.items()})
-    with explained_refusals():
-        settings = cast(Namespace, parser.instantiate(parser.parse_object(checked)))
+    settings = cast(Namespace, parser.instantiate(parser.parse_object(checked)))
     name_unused(options, settings, typed)
     return settings
 

@@ -1,15 +1,14 @@
 """Parse the options of a subcommand that makes no run."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.parsing import Refusal, UsageError, check_names, no_option
+from lightning_rl.cli.parsing import UsageError, check_names, no_option
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.output import tell
@@ -47,35 +46,40 @@ class Option(NamedTuple):
 
         return reason
 
+    @staticmethod
+    def of_checkpoint(name: str, *plain_values: str) -> "dict[str, Option]":
+        """Return the options for reading the checkpoint of the option `name`.
 
-def checkpoint_options(name: str, *plain_values: str) -> dict[str, Option]:
-    """Return the options for reading the checkpoint of the option `name`.
+        Args:
+            name: an option whose value is a path, `last`, `best`, None, or one of `plain_values`.
+            plain_values: values that name no checkpoint.
+        """
+        folder = "folder of runs in which last and best are searched"
+        code = "run the code that the configuration in a checkpoint names"
+        unused = Option.only_with(name, "last", "best")
 
-    Args:
-        name: an option whose value is a path, `last`, `best`, None, or one of `plain_values`.
-        plain_values: values that name no checkpoint.
-    """
-    folder = "folder of runs in which last and best are searched"
-    code = "run the code that the configuration in a checkpoint names"
+        def reads_none(settings: Namespace) -> str:
+            return Option.only_with(name)(settings) or (
+                f"--{name} {settings[name]} names no checkpoint"
+                if settings[name] in plain_values
+                else ""
+            )
 
-    def reads_none(settings: Namespace) -> str:
-        return Option.only_with(name)(settings) or (
-            f"--{name} {settings[name]} names no checkpoint"
-            if settings[name] in plain_values
-            else ""
-        )
-
-    return {
-        "output_dir": Option(str, "outputs", folder, unused=Option.only_with(name, "last", "best")),
-        "trust_code": Option(bool, False, code, unused=reads_none),
-    }
+        return {
+            "output_dir": Option(str, "outputs", folder, unused=unused),
+            "trust_code": Option(bool, False, code, unused=reads_none),
+        }
 
 
 class OptionParser(LightningArgumentParser):
-    """Parser of a subcommand; an error raises `Refusal`."""
+    """Parser of a subcommand; an error raises a `UsageError` with a short message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise Refusal(message) from ex
+        if isinstance(ex, UsageError):  # of an inner parser
+            raise ex
+        # argparse's message about texts that belong to no option.
+        stray = message.partition("unrecognized arguments: ")[2]
+        raise (no_option(stray) if stray else UsageError(shorten_message(message))) from ex
 
 
 def option_parser(subcommand: str, description: str, options: Mapping[str, Option]) -> OptionParser:
@@ -106,8 +110,7 @@ def parse_options(
 ) -> Namespace:
     """Parse the options of a subcommand; refuse unknown names and values of another type."""
     check_names(subcommand, typed, options)
-    with explained_refusals():
-        settings = option_parser(subcommand, description, options).parse_args(list(typed))
+    settings = option_parser(subcommand, description, options).parse_args(list(typed))
     name_unused(options, settings, typed)
     return settings
 
@@ -118,16 +121,3 @@ def name_unused(options: Mapping[str, Option], settings: Namespace, typed: Seque
     for name, option in options.items():
         if f"--{name}" in flags and (reason := option.unused(settings)):
             tell(f"--{name} {settings[name]} has no effect: {reason}.", sys.stderr)
-
-
-@contextmanager
-def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
-    """Raise a parser's `Refusal` as a `UsageError` with a short message."""
-    try:
-        yield
-    except Refusal as refusal:
-        # argparse's message about texts that belong to no option.
-        stray = str(refusal).partition("unrecognized arguments: ")[2]
-        if stray:
-            raise no_option(stray) from refusal
-        raise UsageError(shorten_message(str(refusal))) from refusal

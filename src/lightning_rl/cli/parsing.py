@@ -29,10 +29,6 @@ ALONE = ("--help", "-h", "--print_config", "--video")
 """Options without a value. Options that end with `.help` may have no value, too."""
 
 
-class Refusal(SystemExit):
-    """The parser refuses an option; a `SystemExit`, because outer parsers do not catch it."""
-
-
 class UsageError(ConfigurationError):
     """The command has an unknown name, or something is missing: exit code 2."""
 

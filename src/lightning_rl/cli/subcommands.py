@@ -1,10 +1,13 @@
 """Run a subcommand that an extension or the user defines."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from lightning_rl.cli.imports import find_code_here
-from lightning_rl.cli.parsing import UsageError
+from lightning_rl.cli.arguments import is_trusted
+from lightning_rl.cli.checking import check_run
+from lightning_rl.cli.config_files import find_config
+from lightning_rl.cli.imports import find_code_here, only_allowed_imports
+from lightning_rl.cli.parsing import UsageError, normalize_options, read_config, value_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.extensions import SUBCOMMANDS, function_at
 from lightning_rl.system.texts import imported
@@ -13,16 +16,27 @@ Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 """Checks options of `fit`, without and with each list of further options; returns YAML."""
 
 
-class CommandLine(NamedTuple):
+@dataclass(frozen=True)
+class CommandLine:
     """What a subcommand may ask of the command line.
 
     Attributes:
         run: runs `rl-cli` with these arguments.
         parse: checks options of `fit`.
+
+    Its static methods read options, files and checkpoints as the command line does.
     """
 
     run: Callable[[Sequence[str]], None]
     parse: Parse
+
+    check_run = staticmethod(check_run)
+    find_config = staticmethod(find_config)
+    is_trusted = staticmethod(is_trusted)
+    normalize_options = staticmethod(normalize_options)
+    only_allowed_imports = staticmethod(only_allowed_imports)
+    read_config = staticmethod(read_config)
+    value_of = staticmethod(value_of)
 
 
 def run_subcommand(name: str, options: Sequence[str], command_line: CommandLine) -> None:

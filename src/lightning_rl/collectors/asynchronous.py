@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.context import CollectorContext
-from lightning_rl.collectors.loop import RolloutLoop, segments_for
+from lightning_rl.collectors.loop import RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.process import Computing
@@ -79,7 +79,7 @@ class AsyncCollector(Collector):
         self._first_version = self._weights.version
         self._acting_number = -1  # number of the publication in use
         acting = replace(context, policy=self._acting)
-        self._buffer = CircularBuffer(segments_for(acting, max_staleness + 2), overflow, timeout_s)
+        self._buffer = CircularBuffer(acting.segments(max_staleness + 2), overflow, timeout_s)
         self._loop = RolloutLoop(
             acting,
             self._buffer.segments,

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl.collectors.context import CollectorContext
-from lightning_rl.collectors.loop import RolloutLoop, segments_for
+from lightning_rl.collectors.loop import RolloutLoop
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
@@ -153,7 +153,7 @@ class SyncCollector(Collector):
 
     def __init__(self, context: CollectorContext) -> None:
         super().__init__(context)
-        (self._segment,) = segments_for(context)
+        (self._segment,) = context.segments()
         self._loop = RolloutLoop(context, [self._segment])
         self.code_paths = self._loop.code_paths
 

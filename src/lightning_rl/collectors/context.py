@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict
+from torch import Tensor
 
+from lightning_rl.buffers.segments import Segment, allocate_segments
+from lightning_rl.collectors.weights import acting_copy, changing_weights
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Policy
@@ -67,3 +71,24 @@ class CollectorContext:
     make_env: Callable[[], VectorEnv] | None = None
     compilation: StepsCompileDecision | None = None
     env_steps_before: int = 0
+
+    def segments(self, count: int = 1) -> tuple[Segment, ...]:
+        """Allocate segments of T steps for env and policy, on the policy's device."""
+        env, policy = self.env, self.policy
+        return allocate_segments(
+            count,
+            env.single_observation_space,
+            env.single_action_space,
+            env.num_envs,
+            self.num_steps,
+            extra_fields=policy.extra_fields | env.extra_fields,
+            device=policy.version.device,
+        )
+
+    def acting_copy(self, device: torch.device) -> Policy:
+        """Return a copy of the policy to act with; see `weights.acting_copy`."""
+        return acting_copy(self.policy, device)
+
+    def changing_weights(self) -> dict[str, Tensor]:
+        """Return the tensors of the policy by name that acting reads and training changes."""
+        return changing_weights(self.policy)

@@ -14,10 +14,8 @@ from torch.utils.data import IterableDataset
 
 from lightning_rl.collectors.first_episodes import ActionFunction, FirstEpisodes
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.steppers import interventions
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import first_state
 from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.masks import MASK, allowed_random_action, refuse_empty_masks
 from lightning_rl.system import ranks
@@ -106,7 +104,7 @@ def run_episodes(
         # Finished rows count on: their length has been read.
         lengths += 1 if executed is None else executed.sum(-1).cpu()
         if intervened is not None:
-            flags = interventions(env, playing.action, info)["intervened"]
+            flags = playing.interventions(info)["intervened"]
             intervened += playing.counted & flags.cpu()
         done = playing.counted & ~playing.running
         for i in done.nonzero().flatten().tolist():
@@ -153,7 +151,7 @@ class EpisodeActor:
         check_weights_are_numbers(policy)
         self.num_envs = num_envs
         self._policy, self._generators = policy, generators
-        self._state = first_state(policy, num_envs)
+        self._state = policy.first_state(num_envs)
         self._step = itertools.count()
 
     def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:

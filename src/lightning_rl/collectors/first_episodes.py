@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_rl.collectors.loop import run_steps
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.steppers import interventions
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
@@ -63,6 +64,10 @@ class FirstEpisodes:
             yield info
             if not self.running.any():
                 break
+
+    def interventions(self, info: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `executed_action` and `intervened` of the last step, from its info."""
+        return interventions(self._env, self.action, info)
 
     def act(self, t: int) -> None:
         """Choose the actions for the current observation."""

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers import Segment, allocate_segments
+from lightning_rl.buffers import Segment
 from lightning_rl.collectors.context import CollectorContext
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.collectors.uniform_actor import UniformActor
@@ -85,20 +85,6 @@ class SegmentWriter(NamedTuple):
     success: tuple[Tensor, ...]
     actor: RolloutActor
     stepper: RolloutStepper
-
-
-def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ...]:
-    """Allocate segments of T steps with the fields of env and policy, on the policy's device."""
-    env, policy = context.env, context.policy
-    return allocate_segments(
-        count,
-        env.single_observation_space,
-        env.single_action_space,
-        env.num_envs,
-        context.num_steps,
-        extra_fields=policy.extra_fields | env.extra_fields,
-        device=policy.version.device,
-    )
 
 
 class RolloutLoop:

@@ -113,12 +113,22 @@ class TrainedPolicy:
             action = actor.choose(batch, all_rows, deterministic=deterministic)
         of_tensors = first.device is not None
         executed = (
-            executed_tensors(policy.action_space, action.to(first.device))
+            self.executed(policy.action_space, action.to(first.device))
             if of_tensors
             else executed_arrays(policy.action_space, action.cpu().numpy())
         )
         # One env in, one action out.
         return _mapped(executed, lambda part: part[0]) if first.rows is None else executed
+
+    @staticmethod
+    def executed(space: gymnasium.Space[Any], action: Tensor) -> Any:
+        """Convert actions [N, *A] to the env's bounds, first choice and parts, in float32."""
+        if isinstance(space, StructuredActions):
+            return space.tensors(within(space, action))
+        if isinstance(space, gymnasium.spaces.Box):
+            return within(space, action)
+        start = first_choice(space)
+        return action + torch.as_tensor(start, device=action.device) if start.any() else action
 
     def _actor_for(self, rows: int, deterministic: bool) -> EpisodeActor:
         policy, actor = self.module, self._actor
@@ -231,16 +241,6 @@ def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
         # Clip in the space's dtype: a float64 bound may be tighter than the nearest float32.
         return action.astype(space.dtype).clip(space.low, space.high)
     return as_env_counts(action, first_choice(space)).astype(space.dtype)
-
-
-def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
-    """Convert actions [N, *A] like `executed_arrays`, as tensors; floats stay float32."""
-    if isinstance(space, StructuredActions):
-        return space.tensors(within(space, action))
-    if isinstance(space, gymnasium.spaces.Box):
-        return within(space, action)
-    start = first_choice(space)
-    return action + torch.as_tensor(start, device=action.device) if start.any() else action
 
 
 def within(space: gymnasium.spaces.Box, action: Tensor) -> Tensor:

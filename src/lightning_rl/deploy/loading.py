@@ -1,14 +1,20 @@
 """Load the policy of a checkpoint: `load_policy(path)`."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lightning_rl.algorithms.checks import check_description, check_weights
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import DESCRIPTION_KEY, STATE_KEY, read_checkpoint
+from lightning_rl.checkpoints.format import (
+    CONFIG_KEY,
+    DESCRIPTION_KEY,
+    STATE_KEY,
+    check_schema,
+    read_checkpoint,
+)
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.envs import VectorEnv
@@ -17,6 +23,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.description import with_statistics
 from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.system.extensions import HOOKS, function_at
+from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 
 
@@ -75,7 +82,7 @@ def load_trained(
     """Load a policy and its run; see `load_policy`. `cure` is the last sentence of a refusal."""
     path = find_checkpoint(str(checkpoint), output_dir)
     exported = path.suffix == ".safetensors"  # of `rl-cli export`
-    content = function_at(HOOKS["read_exported"])(path) if exported else read_checkpoint(path)
+    content = _read_exported(path) if exported else read_checkpoint(path)
     run = SavedRun(path, content, trust_code, cure)
     if policy is None:
         policy = run.policy(Policy)
@@ -94,3 +101,15 @@ def load_trained(
     trainer = run.settings.get("trainer")
     policy.set_precision(str(trainer.get("precision")) if isinstance(trainer, dict) else "")
     return Trained(policy, run)
+
+
+def _read_exported(path: Path) -> dict[str, Any]:
+    config, state, weights = function_at(HOOKS["read_exported"])(path)
+    content = {
+        CONFIG_KEY: dump_yaml(config),
+        STATE_KEY: state,
+        "state_dict": {f"policy.{name}": tensor for name, tensor in weights.items()},
+    }
+    # As for a checkpoint, so that files of a newer version are refused.
+    check_schema(content, f"The export {path}")
+    return content

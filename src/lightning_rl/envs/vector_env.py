@@ -14,7 +14,7 @@ from lightning_rl.envs.steppers import RolloutStepper, StepwiseStepper
 from lightning_rl.rollout.contract import INFO, FieldSpec, intervention_fields
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.construction import NamedSettings
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, require
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such tensors."""
@@ -174,6 +174,18 @@ class VectorEnv(ABC, NamedSettings):
         raise ConfigurationError(
             f"{type(self).__name__} cannot open a window: film it, --video true."
         )
+
+    def seeds_of(self, seed: Any) -> list[int]:
+        """Return the seed of each env for a `Seed` that is not None.
+
+        Raises:
+            ConfigurationError: for another number of seeds.
+        """
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        count = f"Expected {self.num_envs} seeds, one per env, got {len(seed)}."
+        require(len(seed) == self.num_envs, count)
+        return [int(s) for s in seed]
 
     def stop_interventions(self) -> None:  # most envs have no interventions
         """Disable interventions before the first `reset`, for evaluations.

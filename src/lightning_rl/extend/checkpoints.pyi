@@ -1,16 +1,11 @@
 """Read checkpoints and trained policies."""
 
 from lightning_rl.checkpoints.building import run_settings as run_settings
-from lightning_rl.checkpoints.format import CONFIG_KEY as CONFIG_KEY
 from lightning_rl.checkpoints.format import STATE_KEY as STATE_KEY
-from lightning_rl.checkpoints.format import check_schema as check_schema
 from lightning_rl.checkpoints.format import own_version as own_version
 from lightning_rl.checkpoints.format import read_checkpoint as read_checkpoint
-from lightning_rl.checkpoints.format import weights_of as weights_of
 from lightning_rl.checkpoints.registry import present_settings as present_settings
 from lightning_rl.deploy.acting import TrainedPolicy as TrainedPolicy
-from lightning_rl.deploy.acting import executed_tensors as executed_tensors
-from lightning_rl.deploy.loading import Trained as Trained
 from lightning_rl.deploy.loading import load_trained as load_trained
 from lightning_rl.system.saved_runs import CHECKPOINTS as CHECKPOINTS
 from lightning_rl.system.saved_runs import find_checkpoint as find_checkpoint

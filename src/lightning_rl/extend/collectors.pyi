@@ -8,13 +8,7 @@ from lightning_rl.collectors.evaluation import summarize as summarize
 from lightning_rl.collectors.evaluation import wilson_interval as wilson_interval
 from lightning_rl.collectors.first_episodes import FirstEpisodes as FirstEpisodes
 from lightning_rl.collectors.loop import RolloutLoop as RolloutLoop
-from lightning_rl.collectors.loop import run_steps as run_steps
-from lightning_rl.collectors.loop import segments_for as segments_for
-from lightning_rl.collectors.statistics import EpisodeStatistics as EpisodeStatistics
-from lightning_rl.collectors.weights import acting_copy as acting_copy
-from lightning_rl.collectors.weights import changing_weights as changing_weights
 from lightning_rl.system.process import Computing as Computing
-from lightning_rl.training.callbacks.typed import algorithm_of as algorithm_of
 from lightning_rl.training.videos import VideoSettings as VideoSettings
 
 __all__: list[str]

@@ -11,7 +11,6 @@ from lightning_rl.system.errors import require as require
 from lightning_rl.system.texts import asks_a_hub as asks_a_hub
 from lightning_rl.system.texts import imported as imported
 from lightning_rl.system.texts import is_import_path as is_import_path
-from lightning_rl.system.texts import is_model_file as is_model_file
 from lightning_rl.system.texts import is_plain_name as is_plain_name
 
 __all__: list[str]

@@ -1,7 +1,6 @@
 """Files, folders of runs, and printed lines."""
 
 from lightning_rl.system.files import TEMPORARY as TEMPORARY
-from lightning_rl.system.files import check_writable as check_writable
 from lightning_rl.system.files import expanded as expanded
 from lightning_rl.system.files import lock_file as lock_file
 from lightning_rl.system.files import move as move
@@ -16,7 +15,6 @@ from lightning_rl.system.output import tell_from_handler as tell_from_handler
 from lightning_rl.system.plain_yaml import dump_yaml as dump_yaml
 from lightning_rl.system.plain_yaml import read_yaml as read_yaml
 from lightning_rl.system.runs import new_run_dir as new_run_dir
-from lightning_rl.system.runs import remove_refused as remove_refused
 from lightning_rl.system.tensors import load_tensors as load_tensors
 
 __all__: list[str]

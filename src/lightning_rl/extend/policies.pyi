@@ -1,23 +1,16 @@
 """Parts of policies: actors, distributions, networks, noise."""
 
 from lightning_rl.policies.actors import RolloutActor as RolloutActor
-from lightning_rl.policies.actors import StepwiseActor as StepwiseActor
 from lightning_rl.policies.base import ABSENT as ABSENT
 from lightning_rl.policies.base import GUIDANCE as GUIDANCE
 from lightning_rl.policies.base import NOISE as NOISE
 from lightning_rl.policies.base import RNG as RNG
-from lightning_rl.policies.base import first_state as first_state
 from lightning_rl.policies.base import noise_for as noise_for
 from lightning_rl.policies.distributions.base import summed as summed
 from lightning_rl.policies.distributions.base import widened as widened
-from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
-from lightning_rl.policies.distributions.unit_actions import (
-    StateStdTanhGaussian as StateStdTanhGaussian,
-)
 from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
 from lightning_rl.policies.networks.perceptron import mlp as mlp
-from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
 from lightning_rl.policies.normalization import RunningMoments as RunningMoments
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy as PerceptronPolicy
 from lightning_rl.policies.precision import autocast as autocast

@@ -1,9 +1,6 @@
 """The processes of a distributed run."""
 
-from lightning_rl.system.ranks import agree as agree
-from lightning_rl.system.ranks import from_first as from_first
 from lightning_rl.system.ranks import gather_over_ranks as gather_over_ranks
-from lightning_rl.system.ranks import is_first_process as is_first_process
 from lightning_rl.system.ranks import rank as rank
 from lightning_rl.system.ranks import sum_over_ranks as sum_over_ranks
 from lightning_rl.system.ranks import world_size as world_size

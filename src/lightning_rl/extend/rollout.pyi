@@ -3,17 +3,12 @@
 from lightning_rl.rollout.contract import FieldSpec as FieldSpec
 from lightning_rl.rollout.contract import add_transition_field as add_transition_field
 from lightning_rl.rollout.contract import allocate_rollout as allocate_rollout
-from lightning_rl.rollout.contract import check_time as check_time
-from lightning_rl.rollout.contract import clear_final_observations as clear_final_observations
-from lightning_rl.rollout.contract import copy_tree as copy_tree
 from lightning_rl.rollout.contract import final_observations as final_observations
-from lightning_rl.rollout.contract import final_storage as final_storage
 from lightning_rl.rollout.contract import flat_transitions as flat_transitions
 from lightning_rl.rollout.contract import leaves_by_path as leaves_by_path
 from lightning_rl.rollout.contract import leaves_of_tree as leaves_of_tree
 from lightning_rl.rollout.contract import map_tree as map_tree
 from lightning_rl.rollout.contract import next_observations as next_observations
-from lightning_rl.rollout.contract import time_major as time_major
 from lightning_rl.rollout.contract import tree_of_leaves as tree_of_leaves
 from lightning_rl.rollout.goals import GoalFunction as GoalFunction
 

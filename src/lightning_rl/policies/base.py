@@ -199,6 +199,13 @@ class Policy(nn.Module, ABC, Configurable):
         """Return the trainable parameters as optimizer groups; `lr_scale` multiplies the rate."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
+    def first_state(self, num_envs: int) -> dict[str, Tensor]:
+        """Return the initial `state` [N, ...] of episodes, empty for a policy without a state."""
+        if "state" not in self.extra_fields:
+            return {}
+        shape, dtype = self.extra_fields["state"]
+        return {"state": torch.zeros(num_envs, *shape, dtype=dtype, device=self.version.device)}
+
     def acting_state(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that acting needs, by name: all but the critics'."""
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
@@ -303,11 +310,3 @@ def noise_for(
     # A generator asks for a draw of its own, instead of noise drawn before.
     noise: Tensor | None = td.get(NOISE, None) if generator is None else None
     return policy.draw_noise(td.batch_size, generator) if noise is None else noise
-
-
-def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
-    """Return the initial `state` [N, ...] of episodes, empty for a policy without a state."""
-    if "state" not in policy.extra_fields:
-        return {}
-    shape, dtype = policy.extra_fields["state"]
-    return {"state": torch.zeros(num_envs, *shape, dtype=dtype, device=policy.version.device)}

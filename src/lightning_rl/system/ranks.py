@@ -46,16 +46,6 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
-def from_first(tensor: Tensor) -> Tensor:
-    """Return the tensor of rank 0; all ranks pass tensors of its shape and dtype."""
-    if world_size() == 1:
-        return tensor
-    with _peers_needed():
-        copy = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
-        dist.broadcast(copy, 0)
-    return copy.to(tensor.device)
-
-
 def max_over_ranks(number: int) -> int:
     """Return the largest number of all ranks."""
     if world_size() == 1:

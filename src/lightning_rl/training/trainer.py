@@ -362,7 +362,10 @@ class RLTrainer(Trainer, Configurable):
         """
         check = function_at(HOOKS["check"])
         # The check is an extension: the core does not import it.
-        return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
+        try:
+            return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
+        finally:
+            remove_refused(self.run_dir)
 
     def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():

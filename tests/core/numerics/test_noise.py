@@ -15,7 +15,6 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.policies.base import first_state
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from tests.envs import PARTS
@@ -55,7 +54,7 @@ def noise_of(policy, key, td):
 def test_each_step_finds_it_standard_normal_and_the_next_one_remembers(name):
     policy, key = make(name)
     generator = torch.Generator().manual_seed(0)
-    state = first_state(policy, 20_000)["state"]
+    state = policy.first_state(20_000)["state"]
     noise = []
     for _ in range(3):
         td = TensorDict({"observation": torch.zeros(20_000, 3), "state": state}, [20_000])
@@ -109,7 +108,7 @@ def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
     policy = ActorCritic(
         env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
     )
-    assert first_state(policy, 3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
+    assert policy.first_state(3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
     collector = make_collector(SyncCollector, env, policy, 10, seed=0)
     rollout = collector.collect()
     assert collector.code_paths["acting"] == StepwiseActor.__name__
@@ -149,7 +148,7 @@ def test_what_it_cannot_be_is_refused(space, correlation, message):
 
 def test_without_its_state_it_says_what_is_missing():
     policy, _ = make("SAC")
-    with refused(ValueError, names=("`state`", "first_state(policy, num_envs)")):
+    with refused(ValueError, names=("`state`", "policy.first_state(num_envs)")):
         policy(TensorDict({"observation": torch.zeros(4, 3)}, [4]))
 
 

@@ -1,14 +1,31 @@
 """Turn MuJoCo's warnings into Python warnings, and switch its profiler (mujoco 3.8 and 4.0)."""
 
 import ctypes
+import os
 import sys
 import warnings
 from typing import Any
 
+from lightning_rl.system.errors import import_extra
+from lightning_rl.system.machine import offscreen_renderer
 from lightning_rl.system.output import tell
 
 OF_MUJOCO = ("mujoco", "dm_control")
 """Packages whose objects are attributes of MuJoCo envs."""
+
+
+def import_mujoco() -> Any:
+    """Import MuJoCo, to draw without a screen where there is none, and convert its warnings.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        # MuJoCo reads this variable at its import; without it, MuJoCo looks for a screen.
+        os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
+    mujoco = import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install -e '.[mujoco]'.")
+    convert_mujoco_warnings()
+    return mujoco
 
 
 def convert_mujoco_warnings() -> None:

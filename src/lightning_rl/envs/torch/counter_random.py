@@ -6,13 +6,10 @@ bijection of 32 bits, in int64 for equal results on every device. The key has tw
 because with one word, some of a run's millions of episodes would share their start.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from lightning_rl.system.errors import require
 
 _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
@@ -21,19 +18,6 @@ _SECOND = 0x846CA68B - 2**32  # the same low 32 bits, and no product leaves int6
 _KEY_WORDS = (0x9E3779B9, 0x243F6A88)
 _GOLDEN = 0x9E3779B9 - 2**32
 """The same low 32 bits as a number in int32, in which Triton computes a column's product."""
-
-
-def seeds_of(seed: Any, num_envs: int) -> list[int]:
-    """Return the seed of each env; see `envs.vector_env.Seed`.
-
-    Raises:
-        ConfigurationError: for another number of seeds.
-    """
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + i for i in range(num_envs)]
-    count = f"Expected {num_envs} seeds, one per env, got {len(seed)}."
-    require(len(seed) == num_envs, count)
-    return [int(s) for s in seed]
 
 
 def hash32(x: Tensor) -> Tensor:
@@ -50,12 +34,16 @@ def key_of(seed: Tensor) -> Tensor:
     return hash32(hash32(words ^ (seed & _MASK)) ^ ((seed >> 32) & _MASK))
 
 
-def uniforms(key: Tensor, episode: Tensor, tick: Tensor | int, count: int) -> Tensor:
+def uniforms(
+    key: Tensor, episode: Tensor, tick: Tensor | int, count: int, streams: Sequence[int] = ()
+) -> Tensor:
     """Draw `count` numbers per row, uniform in [0, 1) in steps of 2^-24: [M, count] float32.
 
     A row depends only on its `key` [2, M], `episode` [M] int64 and `tick` ([M] int64 or a number,
-    the step of the episode).
+    the step of the episode), and on the numbers of its `streams`, one stream within another.
     """
+    for stream in streams:
+        key = hash32(key ^ stream)
     h = hash32(hash32(key ^ (episode & _MASK)) ^ tick)
     column = torch.arange(1, count + 1, device=key.device) * _GOLDEN
     bits = hash32(h[0, :, None] ^ hash32((h[1, :, None] + column) & _MASK))

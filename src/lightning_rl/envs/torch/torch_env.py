@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_rl.envs.infos import check_info
 from lightning_rl.envs.refusals import KINDS
 from lightning_rl.envs.step_results import check_vector
-from lightning_rl.envs.torch.counter_random import hash32, key_of, seeds_of, uniforms
+from lightning_rl.envs.torch.counter_random import key_of, uniforms
 from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
@@ -142,8 +142,8 @@ class TorchEnv(VectorEnv):
         the same numbers. Use one stream per purpose, such as pushes and sensor noise. Unlike
         `torch.rand`, the numbers are reproducible, resume exactly and may be compiled.
         """
-        key = self.stream_key if stream == 0 else hash32(self.stream_key ^ stream)
-        return uniforms(key, self.episode, self.elapsed + 1, count)
+        streams = [stream] if stream else []
+        return uniforms(self.stream_key, self.episode, self.elapsed + 1, count, streams)
 
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         persistent = None
@@ -153,7 +153,7 @@ class TorchEnv(VectorEnv):
             names = [key for key in self.persistent_state if key in self.state.keys()]
             persistent = {key: self.state[key] for key in names}
         else:
-            self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
+            self.seed = torch.tensor(self.seeds_of(seed), device=self.device)
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)

@@ -1,7 +1,7 @@
 """Analytic policy gradients: maximize returns by gradients through the env's steps."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict
@@ -12,7 +12,6 @@ from lightning_rl import ActorOnly, Algorithm, SyncCollector, TorchEnv
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.collectors import EpisodeSettings
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import TanhGaussian
 from lightning_rl.extend.rollout import flat_transitions
 from lightning_rl.extensions.algorithms.differentiable import check_differentiable, gain_of
 
@@ -72,7 +71,7 @@ class APG(Algorithm):
         name, policy_name = type(self).__name__, type(policy).__name__
         require(
             isinstance(policy, ActorOnly)
-            and isinstance(policy.distribution, TanhGaussian)
+            and hasattr(policy.distribution, "squashed")
             and policy.has_critic == (self.policy_kind == "ActorCritic"),
             f"{name} trains an {self.policy_kind} with squashed actions, because clipped actions "
             f"have no gradient, but the policy is {policy_name}: set model.policy: "
@@ -149,11 +148,10 @@ class APG(Algorithm):
 
     def act(self, observation: Any, noise: Tensor) -> Tensor:
         """Return actions [N, *A], with gradients, for observations [N, ...] and noise [N, A]."""
-        policy, distribution = self.policy, self.policy.distribution
+        policy, distribution = self.policy, cast(Any, self.policy.distribution)
         td = TensorDict({"observation": observation}, noise.shape[:1])
         mean = policy.action_output(td, policy.actor_features(td))
-        assert isinstance(distribution, TanhGaussian)
-        action = distribution.squashed(torch.addcmul(mean, noise, self._std()))
+        action: Tensor = distribution.squashed(torch.addcmul(mean, noise, self._std()))
         return action.view(-1, *distribution.shape)
 
     def end_value(self, observation: Any) -> Tensor | None:
@@ -161,6 +159,5 @@ class APG(Algorithm):
         return None
 
     def _std(self) -> Tensor:
-        distribution = self.policy.distribution
-        assert isinstance(distribution, TanhGaussian)
-        return distribution.clamped_log_std().exp()
+        log_std: Tensor = cast(Any, self.policy.distribution).clamped_log_std()
+        return log_std.exp()

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from lightning_rl import Algorithm, ConfigurationError, Policy, RolloutAlgorithm
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import micro_batches, states_of, steps_of, weigh_parts
+from lightning_rl.extend.algorithms import weigh_parts
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import (
     add_transition_field,
-    check_time,
     flat_transitions,
     map_tree,
-    time_major,
 )
 from lightning_rl.extensions.algorithms.teacher import Teacher
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
@@ -164,7 +162,6 @@ class BehaviorCloning(RolloutAlgorithm):
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        check_time(rollout)
         teacher = self._teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
@@ -172,7 +169,7 @@ class BehaviorCloning(RolloutAlgorithm):
         mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", self._weight(rollout, mask))
         if self.policy.evaluates_sequences:  # demonstrations contain no states
-            rollout["state"] = states_of(self.policy, rollout)
+            self.recompute_states(rollout)
         if self.data.replay is None:
             passes = self.passes(rollout, self._fields(rollout, mask), mask)
             minibatches: Iterator[TensorDict] = chain.from_iterable(passes)
@@ -192,7 +189,7 @@ class BehaviorCloning(RolloutAlgorithm):
         unlearnt = ["executed_action"] + ([] if self.policy.evaluates_sequences else ["state"])
         self.replay.extend(rollout.exclude(*unlearnt))
         if self.policy.evaluates_sequences:
-            length = steps_of(self.sequence_length, self.data.buffer_size)
+            length = self.sequence_steps
             sequences = max(1, self.batch_size // length)
             batches = self.replay.sequences(count, sequences, length, burn_in=self.burn_in)
         else:
@@ -241,13 +238,13 @@ class BehaviorCloning(RolloutAlgorithm):
         else:
             # The bootstrap slot gets a label, too: the labels then have the shape of the rollout.
             observations = flat_transitions(rollout, ["observation"], bootstrap=True)
-            batches = micro_batches(observations, teacher.micro_batch_size)
-            actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
+            batches = observations.split(teacher.micro_batch_size or len(observations))
+            actions = [teacher.actions(batch.get("observation")) for batch in batches]
         action = map_tree(lambda *parts: torch.cat(parts), *actions)
         labels = TensorDict({"action": action, **self.policy.fields_of(action)}, [slots * envs])
         # A shallow copy: the collector's rollout keeps its executed actions.
         relabelled: TensorDict = rollout.copy()
-        return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
+        return relabelled.update(labels.unflatten(0, (slots, envs)).transpose(0, 1))
 
     def rank_state(self) -> dict[str, Tensor | None]:
         teacher = self._teacher

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from lightning_rl import Algorithm, SquashedActorCritic
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import Objective, epochs, make_sampler, write_values
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import mlp, widened
 from lightning_rl.extend.rollout import add_transition_field, next_observations
+from lightning_rl.extensions.algorithms.passes import passes
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.kwargs import DatasetActorCriticKwargs, IQLKwargs, Unpack
@@ -156,14 +157,13 @@ class DatasetActorCritic(Algorithm):
             self.write_advantages(rollout, self.gae_lambda)
             fields.append("advantage")
         mask = ~rollout["padding"][:, :-1]
-        sampler = make_sampler(self.policy, rollout, fields, mask, None, 0)
         # In the order of configure_objectives: V, then the critics, then the actor.
         names = tuple(self.objectives)
         update = self.learner.sequence(names, self.update_target, self._moved)
-        for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator):
-            for minibatch in epoch:
-                # Drawn here, because a compiled update cannot use a generator.
-                update(minibatch.update(self.noise_fields(len(minibatch))))
+        settings = self.n_epochs, self.batch_size, self.generator
+        for minibatch in passes(rollout, fields, *settings, mask):
+            # Drawn here, because a compiled update cannot use a generator.
+            update(minibatch.update(self.noise_fields(len(minibatch))))
         self.finish_iteration(rollout)
 
     def noise_fields(self, count: int) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ class DatasetActorCritic(Algorithm):
         def value_of(td: TensorDict) -> Tensor:
             return self.state_value(td.update(self.noise_fields(len(td))))
 
-        write_values(self.policy, rollout, value_of, value_of)
+        self.evaluate_values(rollout, value_of)
         steps = ("reward", "terminated", "truncated", "final_value")
         of_steps = {key: rollout[key][:, :-1] for key in steps}
         value = rollout["value"]

@@ -13,17 +13,12 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 from lightning_rl import ActorCritic
-from lightning_rl.extend.algorithms import (
-    Objective,
-    check_batch_size,
-    epochs,
-    make_sampler,
-    write_values,
-)
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import widened
 from lightning_rl.extend.rollout import add_transition_field
 from lightning_rl.extensions.algorithms.apg import APG
+from lightning_rl.extensions.algorithms.passes import passes
 from lightning_rl.functional import gae
 from lightning_rl.kwargs import SHACKwargs, Unpack
 
@@ -101,7 +96,12 @@ class SHAC(APG):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage == "fit":
-            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+            steps = self.data.num_envs * self.data.buffer_size
+            require(
+                self.batch_size <= steps,
+                f"model.batch_size={self.batch_size} is larger than a rollout: data.num_envs * "
+                f"data.buffer_size = {steps} steps. Lower batch_size, or raise the others.",
+            )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # The actor first: its gradient uses the target critic before it moves.
@@ -120,7 +120,7 @@ class SHAC(APG):
     def fit_critic(self, rollout: TensorDict) -> None:
         """Fit the critic to the returns of a rollout [N, T+1]."""
         # The targets need V' at each step, and at the true final observations of time limits.
-        write_values(self.policy, rollout, self.target_value, self.target_value)
+        self.evaluate_values(rollout, self.target_value)
         steps = rollout[:, :-1]
         _, target = gae(
             steps["reward"],
@@ -132,12 +132,10 @@ class SHAC(APG):
             gae_lambda=self.gae_lambda,
         )
         add_transition_field(rollout, "return", target)
-        sampler = make_sampler(self.policy, rollout, ("observation", "return"), None, None, 0)
-        epoch_settings = self.n_epochs, self.batch_size, self.generator
+        settings = self.n_epochs, self.batch_size, self.generator
         # The data of all passes are the same: targets are computed once per rollout.
-        for epoch in epochs(sampler, *epoch_settings):
-            for minibatch in epoch:
-                self.updates["critic"](minibatch)
+        for minibatch in passes(rollout, ("observation", "return"), *settings):
+            self.updates["critic"](minibatch)
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the squared error of the values of samples [B], and scalars to log."""

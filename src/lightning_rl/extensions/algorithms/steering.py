@@ -16,8 +16,6 @@ from lightning_rl.extend.policies import (
     RNG,
     PerceptronPolicy,
     PolicyFactory,
-    QEnsemble,
-    StateStdTanhGaussian,
 )
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.algorithms.frozen import frozen_policy
@@ -222,10 +220,10 @@ class SteeredActorCritic(NoiseActorCritic):
         super().__init__(observation_space, action_space, **kwargs)
         # The constructor's critics read noise; new ones read executed actions.
         self.noise_critic = self.critic
-        self.units = StateStdTanhGaussian(action_space, (-20.0, 2.0))  # only for its bounds
+        self.units = type(self.distribution)(action_space, (-20.0, 2.0))  # only for its bounds
         inputs = self.features_size + self.units.size
         settings = self._critic_hidden_sizes, self.critic.num_critics, self._critic_activation
-        self.critic = QEnsemble(inputs, *settings)
+        self.critic = type(self.critic)(inputs, *settings)
 
     @property
     def replay_action_space(self) -> gymnasium.Space[Any]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_rl import Policy
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import RolloutActor, first_state
-from lightning_rl.extend.rollout import copy_tree, map_tree, time_major
+from lightning_rl.extend.policies import RolloutActor
+from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.algorithms.residual import part_for
 
@@ -80,7 +80,7 @@ class Teacher:
 
         Memories continue from the last rollout, and restart with each episode.
         """
-        *slots, bootstrap_slot = time_major(rollout.select("observation", "done")).unbind(0)
+        *slots, bootstrap_slot = rollout.select("observation", "done").unbind(1)
         # Envs whose episode went on after the last rollout keep their memory.
         self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
         for slot in slots:
@@ -97,7 +97,7 @@ class Teacher:
             read, name = part_for(policy.observation_space, observation), f"teacher{number}"
             td = TensorDict({"observation": read}, [len(read)]).to(policy.version.device)
             if policy.is_recurrent:
-                first = first_state(policy, len(read))["state"]
+                first = policy.first_state(len(read))["state"]
                 td["state"] = memory.get(name, first).to(first)
             td = policy.get_action(td, deterministic=True)
             if policy.is_recurrent:
@@ -169,7 +169,7 @@ class MixedActor(RolloutActor):
         self, student: RolloutActor, teacher: Teacher, share: float, rollout: TensorDict
     ) -> None:
         self._student, self._teacher, self._share = student, teacher, share
-        self._storage = time_major(rollout.select("observation", "action"))
+        self._storage = rollout.select("observation", "action").transpose(0, 1)
         self._generator: torch.Generator | None = None
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
@@ -189,7 +189,7 @@ class MixedActor(RolloutActor):
             return torch.where(mask.view(-1, *[1] * (action.dim() - 1)), other.to(action), action)
 
         # In place: the rollout stores the executed action.
-        copy_tree(place, map_tree(mix, place, teacher_action))
+        map_tree(Tensor.copy_, place, map_tree(mix, place, teacher_action))
 
     def finish(self, start: int, stop: int) -> None:
         self._student.finish(start, stop)

@@ -19,10 +19,9 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.extend.collectors import algorithm_of
 from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.errors import check_range
-from lightning_rl.extend.files import expanded, remove_refused, write_atomically
+from lightning_rl.extend.files import expanded, write_atomically
 from lightning_rl.extensions.checks.check_env import EnvCheck, Finding, Level, Scaling
 from lightning_rl.extensions.checks.play import Play
 from lightning_rl.extensions.videos.video import VideoRecorder
@@ -64,7 +63,6 @@ def check(
         pass
     finally:
         callbacks.remove(run_check)
-        remove_refused(trainer.run_dir)
     if json_file is not None:
         text = json.dumps([finding.as_dict() for finding in run_check.findings], indent=2)
         write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
@@ -86,7 +84,8 @@ class RunCheck(Callback):
         self.findings: list[Finding] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        algorithm, data = algorithm_of(pl_module), cast(RLDataModule, cast(Any, trainer).datamodule)
+        algorithm = cast(Algorithm, pl_module)
+        data = cast(RLDataModule, cast(Any, trainer).datamodule)
         data.close()  # so that only one set of envs exists
         env_check = EnvCheck(
             data.new_env,

@@ -1,6 +1,6 @@
 """Begin a run with a dataset's statistics of observations."""
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.extend.collectors import algorithm_of
+from lightning_rl import Algorithm
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import RunningMoments
 from lightning_rl.extensions.datasets.lerobot_format import Leaf, leaves_of
@@ -40,7 +40,7 @@ class DatasetStatistics(Callback):
             self._statistics = read_statistics(self._path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = algorithm_of(pl_module)
+        module = cast(Algorithm, pl_module)
         if trainer.ckpt_path is not None:
             return
         moments = [layer for layer in module.policy.modules() if isinstance(layer, RunningMoments)]

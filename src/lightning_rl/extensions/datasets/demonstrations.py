@@ -20,7 +20,7 @@ from lightning_rl import (
 )
 from lightning_rl.extend.envs import PhaseTimer
 from lightning_rl.extend.errors import check_range, closest, require
-from lightning_rl.extend.rollout import allocate_rollout, clear_final_observations, map_tree
+from lightning_rl.extend.rollout import allocate_rollout, map_tree
 from lightning_rl.extensions.datasets.ahead import single
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
@@ -164,7 +164,7 @@ class DatasetCollector(Collector):
         # Rows are shorter than the rollout, and the previous episodes' steps would stay behind
         # them.
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
-        clear_final_observations(rollout)
+        rollout["final_observation"].clear()
         chunk = getattr(self.env, "chunk_size", 1)
         labels = []
         for row, episode in enumerate(episodes):

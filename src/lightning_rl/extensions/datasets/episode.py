@@ -18,8 +18,6 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import (
     FieldSpec,
     allocate_rollout,
-    copy_tree,
-    final_storage,
     leaves_of_tree,
     map_tree,
 )
@@ -121,7 +119,7 @@ class Episode:
         starts = torch.arange(0, len(self), execute)
         steps, frames = len(starts), torch.cat((starts, torch.tensor([len(self)])))
         slots = map_tree(lambda leaf: leaf[row, : steps + 1], rollout.get("observation"))
-        copy_tree(slots, map_tree(lambda leaf: leaf[frames], self.observation))
+        map_tree(Tensor.copy_, slots, map_tree(lambda leaf: leaf[frames], self.observation))
         # Without rewards (all NaN) write zeros: NaN would spread into every sum.
         reward = self.reward if self.reward.isfinite().any() else torch.zeros(len(self))
         fields = {"action": self.action, "reward": reward, "intervened": self.intervened}
@@ -152,10 +150,10 @@ class Episode:
         rollout["success"][last] = bool(self.success)
         # Only rows of ended episodes have storage for a final observation.
         if (terminated or truncated) and self.final_known:
-            storage = final_storage(rollout)
+            storage = rollout["final_observation"]
             new = storage.add(1)
             final = map_tree(lambda leaf: leaf[-1:], self.observation)
-            copy_tree(map_tree(lambda leaf: leaf[new], storage.rows), final)
+            map_tree(Tensor.copy_, map_tree(lambda leaf: leaf[new], storage.rows), final)
             rollout["final_index"][last] = new.start
 
     def check_lengths(self, name: str = "The episode") -> None:

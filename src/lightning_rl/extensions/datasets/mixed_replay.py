@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import Replay, ReplayBuffer
-from lightning_rl.extend.algorithms import OfflineRewards, ReplayFactory
+from lightning_rl.extend.algorithms import ReplayFactory
 from lightning_rl.extend.checkpoints import find_checkpoint, read_checkpoint
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded
@@ -92,7 +92,7 @@ class MixedReplay(Replay):
         # other.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **replay_settings)
         self._begun = False  # whether this run, or the run it resumes, has added a rollout
-        self._earned: OfflineRewards | None = None
+        self._earned: tuple[float, Tensor, Tensor] | None = None
         # Open the dataset now to report errors early; read it with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
@@ -153,9 +153,7 @@ class MixedReplay(Replay):
             self._begun = True
             if isinstance(self.offline, ReplayBuffer):  # before interventions are stored too
                 # Normalization weighs these rewards by their share of the minibatches.
-                self._earned = OfflineRewards(
-                    1.0 - self.online_ratio, *fragment_rewards(self.offline)
-                )
+                self._earned = 1.0 - self.online_ratio, *fragment_rewards(self.offline)
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
@@ -171,7 +169,7 @@ class MixedReplay(Replay):
         bounds = (part.largest_new_return(gamma) for part in (self.online, self.offline))
         return max((bound for bound in bounds if bound is not None), default=None)
 
-    def take_offline_rewards(self) -> OfflineRewards | None:
+    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor] | None:
         """Return the rewards of the initial demonstrations, once; None afterwards.
 
         Raises:

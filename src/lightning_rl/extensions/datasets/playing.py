@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl import Policy, VectorEnv
 from lightning_rl.extend.collectors import FirstEpisodes, action_function
-from lightning_rl.extend.envs import Observation, PhaseTimer, interventions, refuse_missing_end
+from lightning_rl.extend.envs import Observation, PhaseTimer, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
 from lightning_rl.extend.rollout import map_tree
@@ -152,7 +152,7 @@ def play_side_by_side(
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     for info in playing:
         slot = {key: getattr(playing, key) for key in ("reward", "terminated", "truncated")}
-        executed = interventions(env, playing.action, info)
+        executed = playing.interventions(info)
         slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
         reports_success |= "success" in info
         # An env may report success only in episodes that succeed.

@@ -17,8 +17,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
-from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, run_steps
-from lightning_rl.extend.envs import EXECUTED_ACTION, INTERVENED, Observation, report_intervention
+from lightning_rl.extend.collectors import MAX_EPISODE_STEPS
+from lightning_rl.extend.envs import Observation, report_intervention
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import MASK, allowed_random_action, as_policy_counts, first_choice
@@ -166,14 +166,17 @@ class Recorder:
     ) -> RecordedEpisode:
         self._choose, self.intervened = choose, False
         result = RecordedEpisode(is_saved=True)
-        for t, _ in run_steps(self, self, maximum, before=before_step):
+        for t in range(maximum):
+            before_step(t)
+            self._act()
+            self._step()
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
-            self.intervened = bool(info[INTERVENED])
+            self.intervened = bool(info["intervened"])
             # A cut episode is truncated, although the env does not say so.
             is_cut = t + 1 == maximum and not (terminated or truncated)
             writer.add(
                 self._acted_on,
-                np.array(info[EXECUTED_ACTION]),  # a copy: the env may reuse its array
+                np.array(info["executed_action"]),  # a copy: the env may reuse its array
                 self._reward,
                 terminated,
                 truncated or is_cut,
@@ -201,18 +204,15 @@ class Recorder:
             self.observation, _ = self.env.reset()
         return result
 
-    def act(self, t: int) -> None:
-        """Choose the action of step `t`; called by `run_steps`."""
+    def _act(self) -> None:
         # Copy, because the env reuses its observation arrays.
         self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
         self._action = self._choose(self.observation, self._running)
 
-    def step(self, t: int) -> dict[str, Any]:
-        """Step the env by the chosen action; called by `run_steps`."""
-        self.observation, reward, terminated, truncated, info = self.env.step(self._action)
+    def _step(self) -> None:
+        self.observation, reward, terminated, truncated, _ = self.env.step(self._action)
         self._reward = float(reward[0])
         self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
-        return info
 
     def _success(self, info: dict[str, Any]) -> bool | None:
         keys = [key for key in ("success", "is_success", "next.success") if key in info]

@@ -19,15 +19,8 @@ from lightning_rl.extend.cli import (
     NEEDED,
     CommandLine,
     Option,
-    checkpoint_options,
-    find_config,
     handle_signals,
-    is_trusted,
-    normalize_options,
-    only_allowed_imports,
     parse_classes,
-    read_config,
-    value_of,
 )
 from lightning_rl.extend.collectors import action_function
 from lightning_rl.extend.envs import EnvFactory, make_env
@@ -84,7 +77,7 @@ OPTIONS = {
         "with a source of interventions or a real arm",
     ),
     "seed": Option(int, 1, "of the env"),
-    **checkpoint_options("ckpt_path"),
+    **Option.of_checkpoint("ckpt_path"),
 }
 DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a dataset."
 
@@ -97,19 +90,19 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
     """
     interrupt = _Interrupt()
     try:
-        options = normalize_options(options)
-        config = value_of("--config", options) or value_of("-c", options)
+        options = CommandLine.normalize_options(options)
+        config = CommandLine.value_of("--config", options) or CommandLine.value_of("-c", options)
         other_options = [
             option for option in options if option.partition("=")[0] not in ("--config", "-c")
         ]
-        checkpoint = value_of("--ckpt_path", options)
+        checkpoint = CommandLine.value_of("--ckpt_path", options)
         if config is not None and _names_env(options):
             tell(f"--config {config} has no effect: --data.env names the env.", sys.stderr)
-        trusted = is_trusted(options)
+        trusted = CommandLine.is_trusted(options)
         # The checkpoint is trusted only on request, so its env's class is imported under the same
         # rule as a typed one.
-        env = [] if config is None else _env_option(find_config(config))
-        with nullcontext() if trusted else only_allowed_imports([*options, *env]):
+        env = [] if config is None else _env_option(CommandLine.find_config(config))
+        with nullcontext() if trusted else CommandLine.only_allowed_imports([*options, *env]):
             env = env or _env_of(checkpoint, options, trusted)
             _record_episodes(_parsed([*env, *other_options]), interrupt)
     except KeyboardInterrupt:
@@ -343,7 +336,7 @@ def _parsed(arguments: list[str]) -> Namespace:
 
 
 def _env_option(config: Path) -> list[str]:
-    return _env_in(read_config(config), str(config))
+    return _env_in(CommandLine.read_config(config), str(config))
 
 
 def _env_in(settings: Any, name: str) -> list[str]:
@@ -366,12 +359,13 @@ def without_chunks(env: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _names_env(options: Sequence[str]) -> bool:
-    return value_of("--data.env", options) is not None
+    return CommandLine.value_of("--data.env", options) is not None
 
 
 def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:
     """Return the env of the checkpoint's run as an option, unless the options name an env."""
     if checkpoint is None or _names_env(options):
         return []
-    path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
+    directory = CommandLine.value_of("--output_dir", options) or "outputs"
+    path = find_checkpoint(checkpoint, directory, None)
     return _env_in(run_settings(path, trusted), str(path))

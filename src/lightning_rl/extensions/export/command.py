@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.checkpoints import Trained, load_trained
-from lightning_rl.extend.cli import NEEDED, CommandLine, Option, checkpoint_options, parse_options
+from lightning_rl.extend.checkpoints import load_trained
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, shown, tell
 from lightning_rl.extensions.export.formats import (
@@ -27,7 +27,7 @@ OPTIONS = {
         "onnx for onnxruntime, torch for torch.export, safetensors for load_policy, or lerobot",
     ),
     "path": Option(str, None, "path of the file. Default: in export/ of the run's directory"),
-    **checkpoint_options("ckpt_path"),
+    **Option.of_checkpoint("ckpt_path"),
 }
 DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
 
@@ -44,13 +44,8 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
         output_dir=settings.output_dir,
         cure=CURE,
     )
-    path = _path_of(trained, settings.format, settings.path)
-    done = _exported(trained, settings.format, path, trained.run.trusted)
-    tell("\n".join(_summary(done)))
-
-
-def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
-    run = trained.run
+    run, kind = trained.run, settings.format
+    path = _path_of(run.path, kind, settings.path)
     if kind == "lerobot":  # checked before an env is built
         lerobot_policy(trained.policy)
     elif kind != "safetensors":
@@ -75,8 +70,8 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
             "The export has no env metadata (control period, joints), because the env is not "
             f"available: {why_none}"
         )
-    construction = construction_of(run.content, run.settings)
-    return export_policy(
+    construction = construction_of(run.kept_state, run.settings)
+    done = export_policy(
         trained.policy,
         ports,
         kind,
@@ -84,14 +79,14 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         metadata,
         construction,
         # The export is read with the trust that the user gave to its checkpoint.
-        lambda file: load_trained(file, trust_code=trust_code).policy,
+        lambda file: load_trained(file, trust_code=run.trusted).policy,
     )
+    tell("\n".join(_summary(done)))
 
 
-def _path_of(trained: Trained, kind: Format, typed_path: str | None) -> Path:
+def _path_of(checkpoint: Path, kind: Format, typed_path: str | None) -> Path:
     suffix = SUFFIXES[kind]
     if typed_path is None:
-        checkpoint = trained.run.path
         return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
     path = expanded(typed_path)
     require(

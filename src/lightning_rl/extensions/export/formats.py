@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_rl import ConfigurationError, Policy
 from lightning_rl.extend.checkpoints import TrainedPolicy
 from lightning_rl.extend.errors import import_extra, require
-from lightning_rl.extend.files import check_writable, write_atomically
+from lightning_rl.extend.files import write_atomically, writing
 from lightning_rl.extend.policies import check_weights_are_numbers
 from lightning_rl.extensions.export.graph import ActingGraph, Ports, onnx_of, traced, unwrapped
 from lightning_rl.extensions.export.metadata import as_properties
@@ -105,7 +105,8 @@ def export_policy(
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
     """Yield a path in a temporary directory, whose files move to their places at the end."""
-    check_writable(path.parent)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, so that the move is a rename.
     with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         yield Path(folder, path.name)

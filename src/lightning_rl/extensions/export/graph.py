@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightning_rl import ConfigurationError, Policy, PolicyWrapper
-from lightning_rl.extend.checkpoints import executed_tensors
+from lightning_rl.extend.checkpoints import TrainedPolicy
 from lightning_rl.extend.errors import require
-from lightning_rl.extend.policies import first_state
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import MASK, StructuredActions, space_spec
 from lightning_rl.extensions.vla.custom import CustomVLA
@@ -91,7 +90,7 @@ class ActingGraph(nn.Module):
         rows = inputs[self.ports.inputs[0].name].shape[0]
         observation = _observed(self._observed_space, inputs, OBSERVATION, rows)
         td = TensorDict({OBSERVATION: observation}, [rows])
-        for key, zeros in first_state(self.policy, 1).items():
+        for key, zeros in self.policy.first_state(1).items():
             state = zeros.expand(rows, *zeros.shape[1:])
             if STATE in inputs:
                 previous_state = inputs[STATE]
@@ -99,7 +98,7 @@ class ActingGraph(nn.Module):
                 state = torch.cat((previous_state, noise), 1) if noise.shape[1] else previous_state
             td.set(key, state)
         result = self.policy(td, deterministic=True)
-        executed = executed_tensors(self.policy.action_space, result[ACTION])
+        executed = TrainedPolicy.executed(self.policy.action_space, result[ACTION])
         outputs = dict(leaves_of_tree(ACTION, executed))
         if STATE in inputs:
             # Without the noise, as it came in.

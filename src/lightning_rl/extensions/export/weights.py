@@ -9,9 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Policy
-from lightning_rl.extend.checkpoints import CONFIG_KEY, STATE_KEY, check_schema, weights_of
 from lightning_rl.extend.errors import import_extra
-from lightning_rl.extend.files import dump_yaml, read_json, write_atomically
+from lightning_rl.extend.files import read_json, write_atomically
 
 SUFFIX = ".safetensors"
 """Suffix of files of weights."""
@@ -41,8 +40,8 @@ def write_weights(policy: Policy, path: Path) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def construction_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a description to rebuild the policy of a checkpoint, as plain values."""
+def construction_of(state: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a description to rebuild the policy of a run, as plain values."""
     model = settings.get("model", {}).get("init_args", {})
     return {
         "config": {
@@ -50,12 +49,12 @@ def construction_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[s
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
         # JSON has no infinity, which bounds of spaces may hold.
-        "state": _infinities(weights_of(content)[STATE_KEY], str),
+        "state": _infinities(state, str),
     }
 
 
-def read_exported(path: Path) -> dict[str, Any]:
-    """Read exported weights as the content of a checkpoint.
+def read_exported(path: Path) -> tuple[Any, Any, dict[str, Tensor]]:
+    """Read an export: the configuration and the state of its construction, and the weights.
 
     Raises:
         ConfigurationError: if the weights or their description cannot be read.
@@ -63,10 +62,7 @@ def read_exported(path: Path) -> dict[str, Any]:
     description = description_of(path)
     try:
         construction = read_json(description, path.parent)[CONSTRUCTION]
-        content = {
-            CONFIG_KEY: dump_yaml(construction["config"]),
-            STATE_KEY: _infinities(construction["state"], float),
-        }
+        config, state = construction["config"], _infinities(construction["state"], float)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{description} does not describe how to build the policy of {path.name}: {error!r}. "
@@ -78,10 +74,7 @@ def read_exported(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file raises many types of errors
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
-    content["state_dict"] = {f"policy.{name}": tensor for name, tensor in weights.items()}
-    # As for a checkpoint, so that files of a newer version are refused.
-    check_schema(content, f"The export {path}")
-    return content
+    return config, state, weights
 
 
 def plain_json(value: Any) -> Any:

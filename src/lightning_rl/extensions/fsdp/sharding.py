@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightning_rl import Policy
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import Objective, whole
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.rollout import allocate_rollout
 from lightning_rl.extensions.fsdp.update import ShardedUpdate
@@ -136,7 +136,7 @@ class Sharding:
 
         def announce(policy: nn.Module, args: tuple[Any, ...]) -> None:
             last_inputs[0] = args[0].select(*READ, strict=False)  # acting writes into the rollout
-            ranks.agree(True)
+            ranks.sum_over_ranks(torch.ones(()))
 
         hook = self.policy.register_forward_pre_hook(announce, prepend=True)
         try:
@@ -145,7 +145,7 @@ class Sharding:
             hook.remove()
         # A forward pass gathers from all ranks: a rank that is done repeats its last input for
         # others.
-        while ranks.agree(False):
+        while ranks.sum_over_ranks(torch.zeros(())):
             with torch.no_grad():
                 self.policy(last_inputs[0].copy(), deterministic=True)
 
@@ -162,7 +162,10 @@ class Sharding:
         for name, tensor in _tensors(self.policy):
             # A tensor that is not sharded comes back as itself: copy, or both policies share
             # memory.
-            gathered = whole(tensor.detach()).to(device, copy=True)
+            gathered = tensor.detach()
+            if isinstance(gathered, DTensor):
+                gathered = gathered.full_tensor()
+            gathered = gathered.to(device, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
             replacement = nn.Parameter(gathered, tensor.requires_grad) if is_parameter else gathered
             memo[id(empty[name])] = replacement
@@ -271,7 +274,9 @@ def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> Non
                 source = source.to(target.device)
                 target.copy_(distribute_tensor(source, mesh, target.placements))
             else:
-                target.copy_(ranks.from_first(target if value is None else value.to(target.device)))
+                first = ranks.gather_over_ranks(None if value is None else value.cpu())[0]
+                assert first is not None
+                target.copy_(first)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

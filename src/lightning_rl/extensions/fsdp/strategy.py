@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lightning_rl import Policy, PolicyWrapper
-from lightning_rl.extend.algorithms import load_whole, shard_like, whole
+from lightning_rl.extend.algorithms import shard_like
 from lightning_rl.extend.errors import require
 from lightning_rl.extensions.fsdp.sharding import Acting, Sharding
 
@@ -84,7 +84,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         gathered_state = {}
         for name, value in state.items():
             # All ranks take part in gathering; only the first needs the result.
-            gathered = whole(value).cpu() if isinstance(value, DTensor) else value
+            gathered = value.full_tensor().cpu() if isinstance(value, DTensor) else value
             if self.is_global_zero:
                 gathered_state[name] = gathered
         return gathered_state
@@ -102,7 +102,9 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
-        load_whole(self.lightning_module, checkpoint["state_dict"], strict)
+        targets = self.lightning_module.state_dict()
+        state = {k: shard_like(targets.get(k), v) for k, v in checkpoint["state_dict"].items()}
+        self.lightning_module.load_state_dict(state, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         states = []

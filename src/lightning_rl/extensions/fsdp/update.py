@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import Update, whole
+from lightning_rl.extend.algorithms import Update
 
 
 class ShardedUpdate(Update):
@@ -37,7 +38,8 @@ class ShardedUpdate(Update):
         row = self.backward(minibatch)
         with self.phase("reduction"):
             row = ranks.sum_over_ranks(row)
-            norm = whole(clip_grad_norm_(self.parameters, self.objective.max_grad_norm))
+            norm: Any = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.note(torch.cat([row, norm[None]]))
         self.optimizer_step()
         self._clear()  # acting may need memory for the whole policy

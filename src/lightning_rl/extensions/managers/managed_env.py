@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import TorchEnv
-from lightning_rl.extend.envs import Event, RestoreError, Transition, uniforms
+from lightning_rl.extend.envs import Event, RestoreError, Transition
 from lightning_rl.extend.envs import Observation as Observed
 from lightning_rl.extend.errors import require
 from lightning_rl.extensions.managers.events import Events
@@ -174,7 +174,7 @@ class ManagedEnv(TorchEnv):
     def draw_starts(
         self, key: Tensor, episode: Tensor, persistent: Mapping[str, Tensor] | None = None
     ) -> TensorDict:
-        state = self.full_initial_state(uniforms(key, episode, 0, self.start_size))
+        state = super().draw_starts(key, episode)
         if not self._adds_entries:
             return state
         env = self.view_class(self, state, key, episode)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.extend.envs import hash32, uniforms
+from lightning_rl.extend.envs import uniforms
 from lightning_rl.extend.errors import require
 
 ENDLESS = 2**31
@@ -163,10 +163,9 @@ class EnvView:
         They depend on the env's seed, the episode, the step, the name of the term and `part` only,
         the index of the draw within the term: a second call returns the same numbers.
         """
-        key = hash32(self._key ^ self.stream)
         # Most terms draw once: part 0 needs no second hash.
-        key = hash32(key ^ part) if part else key
-        return uniforms(key, self.episode, self.elapsed, count)
+        streams = [self.stream, part] if part else [self.stream]
+        return uniforms(self._key, self.episode, self.elapsed, count, streams)
 
     def normal(self, count: int, part: int = 0) -> Tensor:
         """Draw numbers of the standard normal distribution: [M, count]; see `uniform`.

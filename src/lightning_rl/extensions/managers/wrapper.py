@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv, VectorEnvWrapper
-from lightning_rl.extend.envs import Info, Options, RestoreError, Seed, key_of, seeds_of
+from lightning_rl.extend.envs import Info, RestoreError, Seed, key_of
 from lightning_rl.extend.envs import Observation as Observed
 from lightning_rl.extend.errors import EnvFaultError, require
 from lightning_rl.extend.rollout import map_tree
@@ -94,7 +94,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
             self.single_observation_space = self._observations.space(first)
         self._memory: TensorDict = TensorDict({}, [num_envs])
 
-    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observed, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observed, Info]:
         observation, info = self.env.reset(seed, options)
         self._seeds(seed)
         self._memory = self._start(observation, slice(None))
@@ -170,7 +170,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         if seed is None:
             self.episode = self.episode + 1
         else:
-            self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
+            self.seed = torch.tensor(self.seeds_of(seed), device=self.device)
             self.episode = torch.zeros_like(rows)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(rows)
@@ -227,9 +227,7 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         self.episode = self.elapsed = torch.zeros(1, dtype=torch.int64)
         self.stream_key = key_of(self.episode)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self.episode = self.episode + 1
         if seed is not None:

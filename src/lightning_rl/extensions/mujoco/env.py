@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.extend.envs import convert_mujoco_warnings
+from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.spaces import named
 from lightning_rl.extensions.managers import Event
@@ -28,7 +28,6 @@ from lightning_rl.extensions.mujoco.model import (
     STATE,
     Layout,
     Physics,
-    import_mujoco,
     read_spec,
 )
 from lightning_rl.extensions.mujoco.quantities import fields_of, nominal_of
@@ -191,7 +190,6 @@ class MujocoEnv(ManagedEnv):
         check_range("substeps", substeps, minimum=1)
         check_range("num_threads", num_threads, minimum=1)
         self.layout = Layout(read_spec(model))
-        convert_mujoco_warnings()
         compiled = self.layout.model
         self.step_dt = substeps * float(compiled.opt.timestep)
         self.render_fps = 1.0 / self.step_dt

@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.envs import offscreen_renderer
-from lightning_rl.extend.errors import (
-    closest,
-    import_extra,
-    is_import_path,
-    is_model_file,
-    reason_of,
-    require,
-)
+from lightning_rl.extend.envs import import_mujoco
+from lightning_rl.extend.errors import closest, is_import_path, reason_of, require
 from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.extensions.mujoco.files import check_files
 
@@ -61,18 +54,6 @@ SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
 """Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
 
 
-def import_mujoco() -> Any:
-    """Import MuJoCo.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # MuJoCo reads this variable at its import; without it, MuJoCo looks for a screen.
-        os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
-    return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install -e '.[mujoco]'.")
-
-
 def read_spec(model: Any) -> Any:
     """Return a copy of the `mujoco.MjSpec` of a model.
 
@@ -83,7 +64,7 @@ def read_spec(model: Any) -> Any:
         ConfigurationError: there is no such file or function, or MuJoCo cannot read the file.
     """
     mujoco = import_mujoco()
-    if isinstance(model, str) and is_import_path(model) and not is_model_file(model):
+    if isinstance(model, str) and is_import_path(model):
         model = function_of(model, "model")
     if callable(model):
         model = model()

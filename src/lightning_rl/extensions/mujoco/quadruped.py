@@ -11,12 +11,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import Position
 from lightning_rl.extensions.managers.term import Metric, Observation, Reward, Termination
 from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
-from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.mujoco.rendering import Marker
 from lightning_rl.extensions.mujoco.rotations import heading, inverse, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN

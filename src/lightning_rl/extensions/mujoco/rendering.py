@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extend.errors import closest, require
-from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.tasks.drawing import BLUE, GREY, PAPER, Canvas, Colour
 
 SIZE = (256, 384)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extensions.mujoco.model import (
     RECOMPUTED,
     STATE,
     Layout,
     Physics,
     fields_in,
-    import_mujoco,
 )
 
 

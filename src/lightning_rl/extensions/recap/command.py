@@ -21,15 +21,8 @@ from lightning_rl.extend.cli import (
     NEEDED,
     CommandLine,
     Option,
-    check_run,
-    checkpoint_options,
-    find_config,
-    is_trusted,
-    normalize_options,
-    only_allowed_imports,
     parse_classes,
     parse_options,
-    read_config,
 )
 from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, wilson_interval
 from lightning_rl.extend.envs import EnvFactory, make_env
@@ -70,7 +63,7 @@ OPTIONS = {
     "task": Option(str, "", "instruction of the task, as text", unused=_plays_none),
     "pictures": Option(Literal["video", "png"], "png", "format of pictures; png loses nothing"),
     "seed": Option(int, 1, "of the played episodes"),
-    **checkpoint_options("base"),
+    **Option.of_checkpoint("base"),
 }
 DESCRIPTION = (
     "Improve a policy in rounds: collect episodes, fit a value, label, clone from the base. "
@@ -91,7 +84,7 @@ SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
 
 def recap(options: Sequence[str], command_line: CommandLine) -> None:
     """Run the unfinished rounds, and print a table; options of `fit` change the config."""
-    typed = normalize_options(options)
+    typed = CommandLine.normalize_options(options)
     # As in `rl-cli sweep`: options of fit change the config, the others are this command's.
     changes = [option for option in typed if option.startswith(OF_FIT)]
     recap_options = [option for option in typed if option not in changes]
@@ -103,7 +96,7 @@ def recap(options: Sequence[str], command_line: CommandLine) -> None:
     check_range("max_steps", settings.max_steps, minimum=1)
     check_range("seed", settings.seed, minimum=0, maximum=200)
     base = [] if settings.base is None else [f"--ckpt_path={settings.base}"]
-    trusted = is_trusted([*typed, *base])
+    trusted = CommandLine.is_trusted([*typed, *base])
     Rounds(settings, command_line.run, trusted, typed, changes).run()
 
 
@@ -145,7 +138,7 @@ class Rounds:
         )
         env, self.chunk = without_chunks(self.config["data"]["env"])
         # The config is a file of anyone: its env may import only what the user typed.
-        with only_allowed_imports([*typed, json.dumps(env)]):
+        with CommandLine.only_allowed_imports([*typed, json.dumps(env)]):
             self._make_env = _factory(env)
         self._state = self._opened_state()
 
@@ -375,10 +368,10 @@ class Rounds:
 
 
 def _read(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-    file = find_config(name)
+    file = CommandLine.find_config(name)
     if changes:
-        return check_run(["fit", f"--config={file}", *changes])
-    config = read_config(file)
+        return CommandLine.check_run(["fit", f"--config={file}", *changes])
+    config = CommandLine.read_config(file)
     return config if isinstance(config, dict) else {}
 
 

@@ -16,8 +16,6 @@ from lightning_rl.extend.policies import (
     GUIDANCE,
     RNG,
     PolicyFactory,
-    RolloutActor,
-    StepwiseActor,
 )
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION
@@ -112,9 +110,6 @@ class ConditionedPolicy(PolicyWrapper):
         )
         result = result.exclude(ABSENT, GUIDANCE).set("observation", td.get("observation"))
         return result.set(CONDITION, codes, inplace=True)  # into the rollout's storage
-
-    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        return StepwiseActor(self, rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
         # The value is that of the policy that acts, so it sees the same condition.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import gymnasium
 from jsonargparse import Namespace
 
-from lightning_rl.extend.cli import NEEDED, CommandLine, Option, checkpoint_options, parse_options
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import dump_yaml, tell, write_atomically
 from lightning_rl.extend.policies import picture_keys
@@ -61,7 +61,7 @@ OPTIONS = {
         Literal["warn", "refuse"], "warn", "warn of labels that may do harm, or do not write them"
     ),
     "seed": Option(int, 1, "seed of --value fitted", unused=Option.only_with("value", "fitted")),
-    **checkpoint_options("value", "fitted", "mean"),
+    **Option.of_checkpoint("value", "fitted", "mean"),
 }
 DESCRIPTION = "Write rewards, returns, values and advantages of each step into a dataset."
 RETURNS = ("reward", "failure_cost", "gamma")

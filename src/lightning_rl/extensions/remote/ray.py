@@ -1,5 +1,6 @@
 """Collect rollouts in Ray processes, on this or other machines."""
 
+import copy
 import math
 import os
 import platform
@@ -19,15 +20,10 @@ from torch import Tensor
 
 from lightning_rl import Collector, CollectorContext, ConfigurationError, Policy, VectorEnv
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import BufferClosed
 from lightning_rl.extend.collectors import (
     Computing,
     EpisodeSettings,
-    EpisodeStatistics,
     RolloutLoop,
-    acting_copy,
-    changing_weights,
-    segments_for,
 )
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.remote.ray_cluster import (
@@ -36,7 +32,13 @@ from lightning_rl.extensions.remote.ray_cluster import (
     refuse_without_ray,
     versions,
 )
-from lightning_rl.extensions.remote.remote import Answer, Cluster, RemoteCollectors, RemoteSettings
+from lightning_rl.extensions.remote.remote import (
+    Answer,
+    Cluster,
+    CollectorClosed,
+    RemoteCollectors,
+    RemoteSettings,
+)
 
 CLOSE_SECONDS = 5.0
 """Seconds that collectors get to stop between two env steps and to close their envs."""
@@ -119,7 +121,7 @@ class RayCollector(Collector):
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert context.make_env is not None, "set by the data module"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
-        (self._segment,) = segments_for(context)
+        (self._segment,) = context.segments()
         # This loop only provides the initial state and the class names.
         local_loop = RolloutLoop(replace(context, compilation=None), [self._segment])
         self.code_paths = local_loop.code_paths
@@ -132,7 +134,7 @@ class RayCollector(Collector):
             self._cluster, num_collectors, self._seed_of, rules, int(self.policy.version)
         )
         self._remotes.remotes[0].state = local_loop.state_dict()
-        other_statistics = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
+        other_statistics = [copy.deepcopy(self.statistics) for _ in range(num_collectors - 1)]
         self._statistics_of = [self.statistics, *other_statistics]
         self._last: int | None = None  # collector of the last returned rollout
         self._dropped_steps = 0
@@ -175,7 +177,7 @@ class RayCollector(Collector):
         setup = Setup(
             self.context.make_env,
             # The collectors move it to their own devices.
-            acting_copy(self.policy, torch.device("cpu")),
+            self.context.acting_copy(torch.device("cpu")),
             self.num_steps,
             self.context.episode_settings,
             self.context.env_steps_before,
@@ -191,7 +193,7 @@ class RayCollector(Collector):
 
     def _publish(self) -> None:
         start = time.perf_counter()
-        self._cluster.put(changing_weights(self.policy))
+        self._cluster.put(self.context.changing_weights())
         self._remotes.publish(int(self.policy.version))
         self._publish_seconds = time.perf_counter() - start
 
@@ -459,7 +461,7 @@ class RayActor:
             episode_settings=setup.episode_settings,
             env_steps_before=setup.env_steps_before,
         )
-        (self._segment,) = segments_for(context)
+        (self._segment,) = context.segments()
         self._loop = RolloutLoop(
             context,
             [self._segment],
@@ -479,7 +481,7 @@ class RayActor:
         try:
             self._load_weights(lambda: None)
             steps, notes = self._loop.run(self._segment)
-        except BufferClosed:  # the learner ignores the result
+        except CollectorClosed:  # the learner ignores the result
             return None, None
         notes["reports_success"] = self._loop.reports_success
         return {
@@ -507,7 +509,7 @@ class RayActor:
 
     def _load_weights(self, finish: Callable[[], None]) -> bool:
         if self._stopped:
-            raise BufferClosed("The learner has ended.")
+            raise CollectorClosed("The learner has ended.")
         if self._newest is None:
             return False
         # Before the exchange: the finished steps still need the old weights.

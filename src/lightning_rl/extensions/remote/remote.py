@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.algorithms import BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.extend.algorithms import ReadInterrupted, WriterError
 from lightning_rl.extend.errors import EnvFaultError
+
+
+class CollectorClosed(RuntimeError):  # noqa: N818  # a requested stop, no error
+    """The learner has ended."""
+
 
 LOOK_SECONDS = 0.5
 """Maximum of a single wait, in seconds: Python runs no signal handler during a wait."""
@@ -177,7 +182,7 @@ class RemoteCollectors:
             WriterError: from the last failure, if too few collectors are healthy.
             HungCollectorError: if no rollout arrived in time.
             ReadInterrupted: if `interrupted` is set and no rollout is ready.
-            BufferClosed: if `closed` is set and no rollout is ready.
+            CollectorClosed: if `closed` is set and no rollout is ready.
         """
         began, start_s = self.clock(), 0.0
         while True:
@@ -187,7 +192,7 @@ class RemoteCollectors:
             if remote is not None:
                 break
             if self.closed:
-                raise BufferClosed("The collector is closed.")
+                raise CollectorClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("interrupt() ended the wait for a rollout.")
             if self._waits_too_long(began, start_s):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from lightning_rl.extend.envs import EXECUTED_ACTION, INTERVENED
+from lightning_rl.extend.envs import report_intervention
 from lightning_rl.extend.errors import EnvFaultError, check_range, imported, is_import_path, require
 from lightning_rl.extend.spaces import by_name, named
 from lightning_rl.extensions.robots.process import RobotProcess
@@ -165,12 +165,10 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             if self._step_sizes is not None:
                 # The part of the move that the limits and max_speed allowed.
                 executed = (self._sent - previous_target) / self._step_sizes
-            info |= {
-                # The clip matters for an arm that starts outside its limits and is still on its
-                # way back.
-                EXECUTED_ACTION: executed.astype(np.float32).clip(space.low, space.high),
-                INTERVENED: False,  # clipping is no intervention
-            }
+            # The clip matters for an arm that starts outside its limits and is still on its way
+            # back; it is no intervention.
+            executed = executed.astype(np.float32).clip(space.low, space.high)
+            info = report_intervention(info, executed, False)
         return observation, 0.0, False, False, info
 
     def render(self) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv
@@ -18,10 +19,7 @@ from lightning_rl.extend.envs import (
     Info,
     InfoReader,
     Observation,
-    Options,
     Seed,
-    seeds_of,
-    wrap_arrays,
 )
 from lightning_rl.extend.errors import closest, import_extra, reason_of, require
 from lightning_rl.extend.rollout import map_tree
@@ -80,13 +78,13 @@ class EnvPoolEnv(VectorEnv):
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
 
-    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
         if seed is not None or self._pool is None:
             self.close()  # a pool takes seeds only at its construction
             if seed is None:
                 seed = np.random.SeedSequence().generate_state(self.num_envs).tolist()
             # EnvPool's seeds are signed 32-bit numbers.
-            seeds = [s % 2**31 for s in seeds_of(seed, self.num_envs)]
+            seeds = [s % 2**31 for s in self.seeds_of(seed)]
             with _explained(self.id):
                 self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
                 observation, _ = self._pool.reset()
@@ -164,11 +162,14 @@ def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def _to_tensors(observation: Any) -> Observation:
-    return wrap_arrays(map_tree(_narrowed, observation))
+    tensors = map_tree(_narrowed, observation)
+    if isinstance(tensors, Tensor):
+        return tensors
+    return TensorDict(tensors, [len(next(iter(tensors.values())))])
 
 
-def _narrowed(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+def _narrowed(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
 
 
 def _with_rows(observation: Observation, index: Tensor, rows: Observation) -> Observation:

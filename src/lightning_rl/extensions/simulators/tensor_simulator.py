@@ -14,12 +14,9 @@ from lightning_rl import ConfigurationError, VectorEnv
 from lightning_rl.extend.envs import (
     Info,
     Observation,
-    Options,
     Seed,
     check_vector,
     refuse_missing_end,
-    replacement,
-    seeds_of,
 )
 from lightning_rl.extend.errors import EnvFaultError, closest, require
 from lightning_rl.extend.rollout import FieldSpec, map_tree
@@ -124,13 +121,13 @@ class TensorSimulator(VectorEnv):
         late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
         return super().extra_fields | late
 
-    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
         simulator_seed: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
             # One seed has to do for all envs.
             simulator_seed = int(seed[0])
         elif self._seeds == "each" and seed is not None:
-            simulator_seed = seeds_of(seed, self.num_envs)
+            simulator_seed = self.seeds_of(seed)
         self._last = self._reset(simulator_seed, options)
         if self._counter is not None and seed is not None:
             generator = torch.Generator().manual_seed(seeds_of(seed, self.num_envs)[0])
@@ -282,11 +279,8 @@ class TensorSimulator(VectorEnv):
         kind = type(self.simulator).__name__
         raise ConfigurationError(
             f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}. "
-            + (
-                replacement(self.simulator)
-                or "It must return a simulator of N envs, with num_envs, device, "
-                "single_action_space, reset and step."
-            )
+            "It must return a simulator of N envs, with num_envs, device, single_action_space, "
+            "reset and step."
         )
 
     def _check_resets(self) -> None:
@@ -298,7 +292,7 @@ class TensorSimulator(VectorEnv):
             f"resets: {report}.",
         )
 
-    def _reset(self, seed: Any, options: dict[str, Any] | None = None) -> Observation:
+    def _reset(self, seed: Any, options: Any = None) -> Observation:
         observation, _ = self.simulator.reset(seed=seed, options=options)
         return self._observed(observation)
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.checkpoints import CHECKPOINTS
-from lightning_rl.extend.cli import CommandLine, handle_signals, shipped_configs, value_of
+from lightning_rl.extend.cli import CommandLine, handle_signals
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.files import (
     dump_yaml,
@@ -91,7 +91,7 @@ def sweep(options: Sequence[str], command_line: CommandLine) -> None:
     settings = sweep_settings(sweep_options)
     runner = (
         _new(settings, fit_options, command_line.parse)
-        if value_of("--resume", sweep_options) is None
+        if CommandLine.value_of("--resume", sweep_options) is None
         else _existing(settings, sweep_options, fit_options)
     )
     runner.run(command_line.run)
@@ -119,12 +119,12 @@ def _new(
             "--ckpt_path": "to start trials from a policy, set --trainer.init_from",
             "--seed_everything": "set --sweep.seeds",
         }.get(name, "each trial has its own directory, in --output_dir")
-        require(value_of(name, fit_options) is None, f"A sweep takes no {name}: {cure}.")
+        is_free = CommandLine.value_of(name, fit_options) is None
+        require(is_free, f"A sweep takes no {name}: {cure}.")
     require(
-        value_of("--config", fit_options) is not None
-        or value_of("--model", fit_options) is not None,
-        "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
-        f"Shipped: {', '.join(shipped_configs())}.",
+        CommandLine.value_of("--config", fit_options) is not None
+        or CommandLine.value_of("--model", fit_options) is not None,
+        "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep.",
     )
     # Parse all values of the space now: otherwise a wrong one fails hours later, in its trial.
     text = parse(fit_options, list(_probes(_space_of(settings))))
@@ -174,13 +174,12 @@ def _existing(
         f"A resumed sweep keeps its settings: {', '.join(sorted(unchangeable))} cannot be changed, "
         f"but {', '.join(sorted(allowed))} can.",
     )
-    directory = _sweep_directory(
-        str(value_of("--resume", sweep_options)), value_of("--output_dir", fit_options) or "outputs"
-    )
+    output_dir = CommandLine.value_of("--output_dir", fit_options) or "outputs"
+    directory = _sweep_directory(str(CommandLine.value_of("--resume", sweep_options)), output_dir)
     settings = kept_settings(directory / SETTINGS)
     require(
         settings.search not in UNPICKLING
-        or (value_of("--trust_code", fit_options) or "").lower() == "true",
+        or (CommandLine.value_of("--trust_code", fit_options) or "").lower() == "true",
         f"sweep.search of {directory} is {settings.search}, which unpickles the content of "
         f"{JOURNAL}: that can run code. Add --trust_code true if only you can write there.",
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_rl.extend.cli import Option, UsageError, explained_refusals, option_parser
+from lightning_rl.extend.cli import Option, UsageError, option_parser
 from lightning_rl.extend.errors import closest, require
 from lightning_rl.extend.files import expanded, read_text, read_yaml
 
@@ -102,16 +102,14 @@ def sweep_settings(options: Sequence[str]) -> SweepSettings:
             # As JSON: the parser reads the same content, and opens no file.
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
             from_yaml |= content
-    with explained_refusals(options):
-        parsed = sweep_parser().parse_args(arguments)
+    parsed = sweep_parser().parse_args(arguments)
     return _settings(parsed, from_yaml)
 
 
 def kept_settings(path: Path) -> SweepSettings:
     """Read the settings file of a sweep, with the checks of the command line."""
     content = _content(read_text(path, path.parent), str(path))
-    with explained_refusals([]):
-        parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # changes its input
+    parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # changes its input
     return _settings(parsed, content)
 
 

@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_rl import ConfigurationError, RLDataModule, VectorEnv
-from lightning_rl.extend.collectors import VideoSettings, algorithm_of
+from lightning_rl import Algorithm, ConfigurationError, RLDataModule, VectorEnv
+from lightning_rl.extend.collectors import VideoSettings
 from lightning_rl.extend.envs import EnvTimeoutError, one_picture
 from lightning_rl.extend.errors import reason_of
 from lightning_rl.extend.files import write_atomically
@@ -84,7 +84,7 @@ class VideoRecorder(Callback):
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
         is_due = not training or evaluations % self.settings.every_n_evaluations == 0
         if is_due and (not training or self._clock.allows()):
-            watch_next = algorithm_of(pl_module).watch_next  # films only the first batch
+            watch_next = cast(Algorithm, pl_module).watch_next  # films only the first batch
             self._attempt(lambda: watch_next(self._begin(trainer, pl_module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,7 +141,7 @@ class VideoRecorder(Callback):
         self._clock.spent = spent + time.perf_counter() - began  # includes nested attempts
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Callable[..., None]:
-        algorithm, env = algorithm_of(pl_module), _data_of(trainer).eval_env
+        algorithm, env = cast(Algorithm, pl_module), _data_of(trainer).eval_env
         calls = _data_of(trainer).eval_calls
         with calls("make_renderable"):
             env.make_renderable()
@@ -192,7 +192,7 @@ class VideoRecorder(Callback):
         self._clock.frames_made += len(film.frames)
         # One film at a time: the thread reads the frames of the former film.
         self._wait()
-        steps = algorithm_of(pl_module).env_steps
+        steps = cast(Algorithm, pl_module).env_steps
         fps, real = self.settings.fps, _data_of(trainer).eval_env.render_fps / film.stride
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
@@ -205,7 +205,7 @@ class VideoRecorder(Callback):
         )
 
     def _play_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        algorithm_of(pl_module).play(self._seeds, [self._begin(trainer, pl_module)])
+        cast(Algorithm, pl_module).play(self._seeds, [self._begin(trainer, pl_module)])
         if self._film is not None:
             self._finish(trainer, pl_module, "best", False)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend import ranks
 from lightning_rl.extend.errors import asks_a_hub, closest, imported, reason_of, require
 from lightning_rl.extend.files import expanded, read_json
 from lightning_rl.extensions.vla.adapters import (
@@ -101,7 +101,8 @@ def load_vla_model(
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
     """With `meta`, create tensors on `meta`, except in the first process; yield whether."""
-    on_meta = meta and not ranks.is_first_process()
+    first = getattr(rank_zero_only, "rank", 0) == 0  # known before the processes are connected
+    on_meta = meta and not first
     with torch.device("meta") if on_meta else nullcontext():
         yield on_meta
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Encoder, VectorEnv, VectorEnvWrapper
-from lightning_rl.extend.envs import Info, Observation, Options, Seed
+from lightning_rl.extend.envs import Info, Observation, Seed
 from lightning_rl.extend.errors import closest, require
 
 ENCODED_TOGETHER = 256
@@ -111,7 +111,7 @@ class EncodedObservations(VectorEnvWrapper):
             )
         return FeatureSpace(encoder, source, self.env.device)
 
-    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
         observation, info = self.env.reset(seed, options)
         return self._encoded(observation), info
 

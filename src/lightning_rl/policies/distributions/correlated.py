@@ -67,7 +67,7 @@ class CorrelatedNoise(ActionDistribution):
             return torch.addcmul(mean, noise, std), {}
         if state is None:
             raise ValueError(
-                "Correlated noise needs the `state` of the previous step; first_state(policy, "
+                "Correlated noise needs the `state` of the previous step; policy.first_state("
                 "num_envs) returns the state at the start of an episode."
             )
         last, exists = state[..., :-1], state[..., -1:]

@@ -1,0 +1,5 @@
+"""Parts of algorithms: objectives, checks, replays, processes."""
+
+from lightning_rl.system.lazy import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

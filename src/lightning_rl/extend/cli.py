@@ -1,0 +1,5 @@
+"""Subcommands of `rl-cli`."""
+
+from lightning_rl.system.lazy import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

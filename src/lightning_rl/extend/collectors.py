@@ -1,0 +1,5 @@
+"""Parts of collectors: the stepping loop, evaluation, statistics."""
+
+from lightning_rl.system.lazy import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

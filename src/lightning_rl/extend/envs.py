@@ -1,0 +1,5 @@
+"""Parts of envs: the types of their steps, what they report, random numbers."""
+
+from lightning_rl.system.lazy import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -1,0 +1,5 @@
+"""The data contract: fields of a rollout, and trees of tensors."""
+
+from lightning_rl.system.lazy import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)
