@@ -3,6 +3,7 @@
 from lightning_rl.envs.events import Event as Event
 from lightning_rl.envs.events import Term as Term
 from lightning_rl.envs.factories import EnvFactory as EnvFactory
+from lightning_rl.envs.factories import env_factory as env_factory
 from lightning_rl.envs.factories import make_env as make_env
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco as import_mujoco
 from lightning_rl.envs.infos import InfoReader as InfoReader
@@ -20,6 +21,5 @@ from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import Seed as Seed
 from lightning_rl.envs.watch import EnvTimeoutError as EnvTimeoutError
 from lightning_rl.envs.watch import EnvWatch as EnvWatch
-from lightning_rl.system.phases import PhaseTimer as PhaseTimer
 
 __all__: list[str]

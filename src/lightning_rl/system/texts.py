@@ -34,9 +34,10 @@ def asks_a_hub(key: Any, value: Any) -> bool:
 
 
 def is_import_path(text: str) -> bool:
-    """Return whether a text is `module.name`: identifiers and dots, at least one dot."""
+    """Return whether a text is `module.name`: identifiers and dots, and no file of a robot."""
     parts = text.split(".")
-    return len(parts) > 1 and all(part.isidentifier() for part in parts)
+    identifiers = len(parts) > 1 and all(part.isidentifier() for part in parts)
+    return identifiers and not is_model_file(text)
 
 
 def is_model_file(text: str) -> bool:

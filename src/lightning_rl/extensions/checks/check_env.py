@@ -20,7 +20,7 @@ from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_s
 from torch import Tensor
 
 from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
-from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, make_env
+from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, env_factory, make_env
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import as_env_counts, first_choice, space_spec
 from lightning_rl.extensions.checks.play import ArrayStatistics, Play, RandomPolicy, random_actions
@@ -112,8 +112,9 @@ def check_env(
     Raises:
         ConfigurationError: if `env` makes no envs.
     """
+    factory = env_factory(env, "env")
     check = EnvCheck(
-        lambda calls: calls.make(lambda count: make_env(env, count, "env"), num_envs),
+        lambda calls: calls.make(lambda count: make_env(factory, count, "env"), num_envs),
         timeout_s,
         seconds=seconds,
         seed=seed,

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import CollectorContext, Policy, SyncCollector, VectorEnv
-from lightning_rl.extend.envs import PhaseTimer, bounds_of
+from lightning_rl.extend.envs import bounds_of
 from lightning_rl.extend.rollout import final_observations, leaves_of_tree
 from lightning_rl.extend.spaces import (
     MASK,
@@ -98,7 +98,7 @@ class Play:
         seed: int,
         seconds: float,
         max_steps: int,
-        calls: PhaseTimer,
+        calls: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
         until = time.perf_counter() + seconds
         self.max_episode_steps = env.max_episode_steps

@@ -1,7 +1,7 @@
 """Collect rollouts of demonstrations: from a dataset, or from the env's expert."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +18,6 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.extend.envs import PhaseTimer
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.rollout import allocate_rollout, map_tree
 from lightning_rl.extensions.datasets.ahead import single
@@ -242,7 +241,10 @@ def _tokenizer_for(
 
 @torch.no_grad()
 def expert_episodes(
-    env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = nullcontext
+    env: VectorEnv,
+    episodes: int,
+    seed: int,
+    calls: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[Episode]:
     """Play episodes of single actions by the env's own expert, N in parallel.
 

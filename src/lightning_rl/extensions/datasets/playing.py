@@ -1,7 +1,7 @@
 """Play many episodes of single actions in parallel by a trained policy, in chunks or not."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl import Policy, VectorEnv
 from lightning_rl.extend.collectors import FirstEpisodes, action_function
-from lightning_rl.extend.envs import Observation, PhaseTimer, refuse_missing_end
+from lightning_rl.extend.envs import Observation, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
 from lightning_rl.extend.rollout import map_tree
@@ -132,7 +132,7 @@ def play_side_by_side(
     choose: ActionFunction,
     seeds: Sequence[int],
     max_steps: int,
-    calls: PhaseTimer = nullcontext,
+    calls: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[Episode]:
     """Play one episode per seed in parallel, and yield them in the order of `seeds`.
 
