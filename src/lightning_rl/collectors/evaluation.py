@@ -21,9 +21,6 @@ from lightning_rl.rollout.masks import MASK, allowed_random_action, refuse_empty
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
-MAX_EPISODE_STEPS = 100_000
-"""Maximum env steps of any episode; a longer one is cut and counts as truncated."""
-
 LEAST_BOUND = 1_000
 """Smallest limit, in env steps, of an evaluation episode in an env without a time limit."""
 
@@ -85,13 +82,13 @@ def run_episodes(
         env: env with at least one row per seed.
         seeds: at most N seeds.
         deterministic: act with the mode of the distribution; false samples.
-        max_steps: env steps after which an episode is cut. Default: `MAX_EPISODE_STEPS`.
+        max_steps: env steps after which an episode is cut. Default: 100,000.
         watchers: observers of the episodes.
         calls: times the calls into the env; see `EnvWatch`.
     """
     policy.eval()
     choose = action_function(policy, env.num_envs, None if deterministic else seeds)
-    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS, calls)
+    playing = FirstEpisodes(env, choose, seeds, max_steps, calls)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)  # float32 sums would drift
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None

@@ -25,7 +25,7 @@ class FirstEpisodes:
         env: the env, which is reset.
         choose: returns the actions; its observation is valid until the next step.
         seeds: seeds of the M <= N episodes, one per row from row 0; other rows do not count.
-        max_steps: env steps after which an episode is cut.
+        max_steps: env steps after which an episode is cut. Default: `MAX_STEPS`.
         calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
@@ -35,6 +35,8 @@ class FirstEpisodes:
         action: [N, *A], the last actions.
         reward, terminated, truncated: [N], of the last step.
     """
+
+    MAX_STEPS = 100_000
 
     action: Tensor
     reward: Tensor
@@ -46,11 +48,12 @@ class FirstEpisodes:
         env: VectorEnv,
         choose: ActionFunction,
         seeds: Sequence[int],
-        max_steps: int,
+        max_steps: int | None,
         calls: PhaseTimer = no_phases,
     ) -> None:
         self._env, self._choose, self._calls = env, choose, calls
-        self._max_steps = -(-max_steps // env.steps_per_action)  # rounded up to whole chunks
+        # Rounded up to whole chunks.
+        self._max_steps = -(-(max_steps or self.MAX_STEPS) // env.steps_per_action)
         idle = [seeds[0]] * (env.num_envs - len(seeds))  # rows without an episode
         with calls("reset"):
             self.observation, _ = env.reset(seed=[*seeds, *idle])

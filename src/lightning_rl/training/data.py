@@ -16,7 +16,8 @@ from torch.utils.data import IterableDataset
 from lightning_rl.buffers import ReadInterrupted, Replay, ReplayFactory
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
-from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
+from lightning_rl.collectors.evaluation import LEAST_BOUND, EpisodeSeeds
+from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.events import Event
@@ -321,9 +322,9 @@ class RLDataModule(LightningDataModule, NamedSettings):
             return self._max_eval_episode_steps
         if self.eval_env.max_episode_steps is not None:
             # The env's own limit ends the episodes.
-            return MAX_EPISODE_STEPS
+            return FirstEpisodes.MAX_STEPS
         epoch = self.iterations_per_epoch * self.buffer_size * self._steps_per_action
-        return min(max(LEAST_BOUND, epoch), MAX_EPISODE_STEPS)
+        return min(max(LEAST_BOUND, epoch), FirstEpisodes.MAX_STEPS)
 
     @property
     def max_staleness(self) -> int:

@@ -523,7 +523,7 @@ def test_evaluation_plays_the_mode_without_dropout():
 
 
 def test_an_episode_without_end_is_cut(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 20)
+    monkeypatch.setattr(FirstEpisodes, "MAX_STEPS", 20)
     env = TimeLimitProbe(2, max_episode_steps=1000)
     for episode in run_episodes(make_policy(env), env, [1, 2]):
         assert episode["length"] == 20

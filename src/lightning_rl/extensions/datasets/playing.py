@@ -91,7 +91,7 @@ def play_policy(
     env: VectorEnv,
     policy: Policy,
     seeds: Sequence[int],
-    max_steps: int,
+    max_steps: int | None,
     *,
     deterministic: bool = False,
     chunk_size: int | None = None,
@@ -131,7 +131,7 @@ def play_side_by_side(
     env: VectorEnv,
     choose: ActionFunction,
     seeds: Sequence[int],
-    max_steps: int,
+    max_steps: int | None,
     calls: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[Episode]:
     """Play one episode per seed in parallel, and yield them in the order of `seeds`.

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
-from lightning_rl.extend.collectors import MAX_EPISODE_STEPS
+from lightning_rl.extend.collectors import FirstEpisodes
 from lightning_rl.extend.envs import Observation, report_intervention
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import map_tree
@@ -143,7 +143,7 @@ class Recorder:
         check_range("episodes", episodes, minimum=1)
         check_range("max_steps", max_steps, minimum=1)
         pace = Pace(fps)
-        maximum = MAX_EPISODE_STEPS if max_steps is None else max_steps
+        maximum = FirstEpisodes.MAX_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)
         kept_count = played = 0
         with _BackgroundWriter(writer) as background:

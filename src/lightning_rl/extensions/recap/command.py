@@ -24,7 +24,7 @@ from lightning_rl.extend.cli import (
     parse_classes,
     parse_options,
 )
-from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, wilson_interval
+from lightning_rl.extend.collectors import wilson_interval
 from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded, shown, tell, write_atomically
@@ -280,12 +280,11 @@ class Rounds:
         """
         checkpoint = self._checkpoint(number)
         policy = Algorithm.load_from_checkpoint(checkpoint, trust_code=self._trusted).policy
-        max_steps = self.settings.max_steps or MAX_EPISODE_STEPS
         acting = {"deterministic": self.settings.deterministic, **self.chunk}
 
         def play(begin: int) -> list[Episode]:
             seeds = range(begin, min(begin + env.num_envs, first + count))
-            return list(play_policy(env, policy, seeds, max_steps, **acting))
+            return list(play_policy(env, policy, seeds, self.settings.max_steps, **acting))
 
         with ThreadPoolExecutor(1, "player") as thread:
             future = thread.submit(play, first)

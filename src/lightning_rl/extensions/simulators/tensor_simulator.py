@@ -130,7 +130,7 @@ class TensorSimulator(VectorEnv):
             simulator_seed = self.seeds_of(seed)
         self._last = self._reset(simulator_seed, options)
         if self._counter is not None and seed is not None:
-            generator = torch.Generator().manual_seed(seeds_of(seed, self.num_envs)[0])
+            generator = torch.Generator().manual_seed(self.seeds_of(seed)[0])
             steps = torch.randint(self._first_limit, (self.num_envs,), generator=generator)
             # Assigned, as rsl_rl does: wrappers have a setter.
             self._counter.episode_length_buf = steps.to(self._counter.episode_length_buf)
