@@ -37,6 +37,7 @@ class FirstEpisodes:
     """
 
     MAX_STEPS = 100_000
+    """Maximum env steps of any episode; a longer one is cut and counts as truncated."""
 
     action: Tensor
     reward: Tensor

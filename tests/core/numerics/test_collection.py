@@ -19,6 +19,7 @@ from lightning_rl.collectors.evaluation import (
     run_episodes,
     summarize,
 )
+from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import GymnasiumEnv, VectorEnv
 from lightning_rl.rollout.contract import allocate_rollout, next_observations, validate
