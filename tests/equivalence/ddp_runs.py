@@ -513,7 +513,7 @@ def chunked(num_envs):
 def vla(env, head, directory):
     spaces = env.single_observation_space, env.single_action_space
     if head == "smolvla":
-        return LeRobotPolicy(*spaces, path=str(directory / head))
+        return LeRobotPolicy(*spaces, path=str(directory / head), gradient_checkpointing=True)
     return VLAPolicy(*spaces, head=head, num_bins=5)
 
 

@@ -464,6 +464,7 @@ SPACES = [
     ("act", arm(8), {"keys": {"observation.state": None}}, "act"),
     ("act", arm(8), {"lora": {"r": 4}}, ("act", "lora", "log_std_init")),
     ("act", arm(8), {"noise": "sde"}, "noise"),
+    ("act", arm(8), {"gradient_checkpointing": True}, ("act", "gradient_checkpointing")),
     ("act", arm(8), {"freeze": ["*visual*"]}, "*visual*"),
     ("smolvla", push_blocks, {"log_std_init": -1.0}, "log_std_init"),
     (
@@ -551,3 +552,45 @@ def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_pat
     save_file(named, tmp_path / "torchvision.safetensors")
     with refused(names=("1 missing", "layer4.1.conv2.weight")):
         ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))
+
+
+@pytest.mark.parametrize("trained", ["expert", "all, bfloat16", "adapters"])
+def test_activations_of_a_smolvla_are_computed_again_and_change_no_gradient(trained, place):
+    if trained == "adapters":
+        pytest.importorskip("peft")
+    own = {"lora": {"r": 2}} if trained == "adapters" else {}
+    if trained != "expert":
+        own["overrides"] = {"train_expert_only": False, "freeze_vision_encoder": False}
+    env, calls, gradients = push_blocks(3), [], []
+    space, observation = env.single_observation_space, env.reset(seed=0)[0]
+    for again in (False, True):
+        torch.manual_seed(5)
+        path = str(place("smolvla"))
+        policy = LeRobotPolicy(
+            space, env.single_action_space, path, gradient_checkpointing=again, **own
+        )
+        policy.put_in_eval_mode()
+        vlm, expert = policy.backbone.network.vlm, policy.head.expert
+        blocks = {"expert": expert.lm_expert.layers[1].mlp}
+        if trained != "expert":
+            blocks["text"] = vlm.model.text_model.layers[0].mlp
+            blocks["vision"] = vlm.model.vision_model.encoder.layers[0].mlp
+        for name, block in blocks.items():
+            note = partial(lambda key, *_: calls.append(key), (name, again))
+            block.register_forward_pre_hook(note)
+        td = TensorDict({"observation": observation}, [3])
+        with torch.autocast("cpu", torch.bfloat16, enabled="bfloat16" in trained):
+            td = policy.get_action(td, generator=torch.Generator().manual_seed(0))
+            calls.clear() if not again else None
+            before = len(calls)
+            policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
+        counts = {name: sum(key == (name, again) for key in calls[before:]) for name in blocks}
+        gradients.append((counts, {n: p.grad for n, p in policy.named_parameters()}))
+    (once, plain), (twice, recomputed) = gradients
+    assert twice == {name: 2 * count for name, count in once.items()}
+    for name, gradient in plain.items():
+        assert (gradient is None) == (recomputed[name] is None)
+        if gradient is not None:
+            torch.testing.assert_close(
+                recomputed[name], gradient, msg=lambda m, n=name: f"{n}: {m}"
+            )

@@ -20,6 +20,7 @@ from lightning_rl import GRPO, PPO, TransformersBackbone, VLAPolicy, load_policy
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.extensions.vla.loading import recompute_activations
 from lightning_rl.system.errors import ConfigurationError
 from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same, assert_same_run, last, load, scalars
@@ -270,6 +271,14 @@ def test_gradient_checkpointing_computes_again_in_eval_mode_and_changes_no_gradi
     assert (calls.count(False), calls.count(True)) == (2, 3)
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_model_that_says_that_it_cannot_compute_again_is_refused():
+    model = torch.nn.Linear(1, 1)
+    model.gradient_checkpointing_enable = print
+    model.supports_gradient_checkpointing = False  # as transformers does
+    with refused(names=("Linear", "gradient_checkpointing")):
+        recompute_activations(model)
 
 
 def test_weights_that_do_not_fit_are_refused_with_their_names(directories, tmp_path):

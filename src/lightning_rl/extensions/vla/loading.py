@@ -92,7 +92,7 @@ def load_vla_model(
             require(kind in kinds, f"kind must be class, hf or hf_config, got '{kind}'.")
             model = _from_config(path, config, DTYPES[dtype])
         if gradient_checkpointing:
-            _recompute_activations(model)
+            recompute_activations(model)
         model = _with_adapter(model, lora, adapter, strict)
     freeze_matching(model, freeze)  # last: a pattern freezes the adapters of its layers, too
     return model
@@ -115,15 +115,30 @@ def _with_adapter(
     return model if lora is None else add_fresh_adapter(model, lora)
 
 
-def _recompute_activations(model: nn.Module) -> None:
+def recompute_activations(model: nn.Module) -> None:
+    """Compute the activations of a model's layers again in the backward pass, to save memory.
+
+    Raises:
+        ConfigurationError: the model cannot.
+    """
     require(
-        hasattr(model, "gradient_checkpointing_enable"),
+        getattr(model, "supports_gradient_checkpointing", True)
+        and hasattr(model, "gradient_checkpointing_enable"),
         f"{type(model).__name__} has no gradient_checkpointing_enable: remove "
         "gradient_checkpointing.",
     )
     # Reentrant checkpointing drops gradients if a block's inputs have none, as with frozen
     # embeddings.
     cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def keep_recomputing(model: nn.Module) -> None:
+    """Let `recompute_activations` also hold in eval mode; call it after each change of the mode."""
+    # Layers recompute activations only if their own training flag is set. Their children, with
+    # dropout, keep the mode.
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False) and any(module.children()):
+            module.training = True
 
 
 def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:

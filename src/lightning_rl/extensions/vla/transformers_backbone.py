@@ -10,7 +10,11 @@ from torch.nn import functional as F
 
 from lightning_rl.extend.errors import check_range, do_weights_follow, require
 from lightning_rl.extensions.vla.backbone import Backbone, Features, refuse_unknown_tokens
-from lightning_rl.extensions.vla.loading import image_statistics, load_vla_model
+from lightning_rl.extensions.vla.loading import (
+    image_statistics,
+    keep_recomputing,
+    load_vla_model,
+)
 from lightning_rl.kwargs import TransformersBackboneKwargs, Unpack
 
 
@@ -86,12 +90,8 @@ class TransformersBackbone(Backbone):
         self.tokens_per_image = _tokens_per_image(settings)
 
     def train(self, mode: bool = True) -> "TransformersBackbone":
-        # Layers with checkpointing recompute activations only if their own training flag is set.
-        # Their children, with dropout, keep the mode.
         super().train(mode)
-        for module in self.model.modules():
-            if getattr(module, "gradient_checkpointing", False) and any(module.children()):
-                module.training = True
+        keep_recomputing(self.model)
         return self
 
     def build(self, observation: TensorDict, num_slots: int) -> None:

@@ -53,7 +53,7 @@ from lightning_rl.kwargs import LeRobotPolicyKwargs, Unpack
 OF_KIND = {
     "act": ("log_std_init",),
     "diffusion": (),
-    "smolvla": ("noise", "noise_level", "lora", "language_model"),
+    "smolvla": ("noise", "noise_level", "lora", "language_model", "gradient_checkpointing"),
 }
 """Settings of `LeRobotPolicy` for some kinds only."""
 
@@ -115,6 +115,7 @@ class LeRobotPolicy(ChunkPolicy):
             Default: the directory, the one above it, and the working directory.
         lora: SmolVLA: arguments of peft's `LoraConfig` for a new adapter of the expert.
         freeze: patterns of parameter names that are not trained, such as `*backbone*`.
+        gradient_checkpointing: SmolVLA: recompute activations in the backward pass, to save memory.
         log_prob_level, log_std_init, noise, noise_level: see `Exploration`.
         kwargs: see `ChunkPolicy`.
 
@@ -136,6 +137,7 @@ class LeRobotPolicy(ChunkPolicy):
         language_model: str | None = None,
         lora: dict[str, Any] | None = None,
         freeze: Sequence[str] = (),
+        gradient_checkpointing: bool = False,
         log_prob_level: Level = "token",
         log_std_init: float | None = None,
         noise: Literal["sde", "learnt"] | None = None,
@@ -144,14 +146,13 @@ class LeRobotPolicy(ChunkPolicy):
     ) -> None:
         if path is None:
             raise ConfigurationError(
-                "LeRobotPolicy has no path: give a local directory that save_pretrained of LeRobot "
-                "wrote."
+                "LeRobotPolicy has no path: give a directory that LeRobot's save_pretrained wrote."
             )
         directory = read_directory(path, overrides)
         exploration = Exploration(log_prob_level, log_std_init, noise, noise_level)
-        _check_kind(
-            directory, {**vars(exploration), "lora": lora, "language_model": language_model}
-        )
+        settings = {"lora": lora, "language_model": language_model, **vars(exploration)}
+        settings["gradient_checkpointing"] = gradient_checkpointing or None
+        _check_kind(directory, settings)
         # Anybody may have written the directory: its numbers and names may have any value.
         with one_message(f"{directory.path} describes no policy that can be made"):
             orders = names_of_inputs(observation_space, keys or {})
@@ -159,7 +160,7 @@ class LeRobotPolicy(ChunkPolicy):
             processors = Processors(directory, dataset_stats, statistics_key, orders)
             places = [expanded(place) for place in (language_model, path) if place is not None]
             places += [*(place.parent for place in places), Path()]
-            network, padding = _network(directory, processors, places)
+            network, padding = _network(directory, processors, places, gradient_checkpointing)
             load_parts(network.parts(), directory)  # before LoRA renames layers
             if isinstance(network, SmolVLANetwork) and lora is not None:
                 network.add_lora(lora)
@@ -338,7 +339,7 @@ class LeRobotPolicy(ChunkPolicy):
 
 
 def _network(
-    directory: PolicyDirectory, processors: Processors, places: Sequence[Path]
+    directory: PolicyDirectory, processors: Processors, places: Sequence[Path], recomputes: bool
 ) -> tuple[Network, int | None]:
     if directory.kind == "act":
         return ACTNetwork(read_settings(ACTSettings, directory), directory), None
@@ -352,7 +353,8 @@ def _network(
     assert processors.tokenization is not None
     tokenizer = load_tokenizer(processors.tokenization.name, places)
     model = find_local(settings.vlm_model_name, places, "config.json", "language_model")
-    return SmolVLANetwork(settings, directory, model, tokenizer), tokenizer.pad_token_id or 0
+    network = SmolVLANetwork(settings, directory, model, tokenizer, recomputes)
+    return network, tokenizer.pad_token_id or 0
 
 
 def _check_kind(directory: PolicyDirectory, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """SmolVLA of LeRobot's directories: a vision-language model, and an expert for the actions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -9,6 +9,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, read_json
@@ -23,6 +24,7 @@ from lightning_rl.extensions.vla.lerobot.directory import (
     refuse_unsupported,
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
+from lightning_rl.extensions.vla.loading import keep_recomputing, recompute_activations
 from lightning_rl.extensions.vla.weights import extra, one_message, quiet
 
 PROJECTIONS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),)
@@ -86,6 +88,7 @@ class SmolVLANetwork(Network):
         directory: gives the features.
         language_model: local directory of the language model's config.json.
         tokenizer: tokenizer of transformers.
+        recomputes: compute the activations of each layer again in the backward pass.
 
     Raises:
         ConfigurationError: for unsupported settings or features.
@@ -97,6 +100,7 @@ class SmolVLANetwork(Network):
         directory: PolicyDirectory,
         language_model: str,
         tokenizer: Any,
+        recomputes: bool = False,
     ) -> None:
         super().__init__()
         _check(settings, directory)
@@ -108,6 +112,9 @@ class SmolVLANetwork(Network):
         self.summary_size = int(self.text.hidden_size)
         self.state_proj = nn.Linear(settings.max_state_dim, self.summary_size)
         self._expert = (Expert(settings, self.text),)  # a tuple: the head owns it
+        self._recomputes = self.expert.recomputes = recomputes
+        if recomputes:  # pictures by the model's own method; `forward` calls the layers in parts
+            recompute_activations(self.vlm)
         self.vocabulary = int(self.text.vocab_size)
         names = ("fake_image", "global_image") if settings.add_image_special_tokens else ()
         special: list[Any] = [getattr(tokenizer, f"{name}_token_id", None) for name in names]
@@ -169,6 +176,11 @@ class SmolVLANetwork(Network):
             layers = {"layers_to_transform": used, "layers_pattern": "layers"}
             cast(Any, self.vlm).model.text_model = add_fresh_adapter(text, settings | layers)
 
+    def train(self, mode: bool = True) -> "SmolVLANetwork":
+        super().train(mode)
+        keep_recomputing(self.vlm)
+        return self
+
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`; no slots."""
         hidden, mask, state_at = self._embedded(inputs)
@@ -181,15 +193,19 @@ class SmolVLANetwork(Network):
         positions = mask.cumsum(1) - 1
         keys, values = [], []
         model = cast(Any, self.vlm).model.text_model
-        for layer in model.layers:
+
+        def run_layer(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             normed = layer.input_layernorm(hidden)
             query, key, value = _projected(layer.self_attn, normed, normed, self.text.head_dim)
             query, key = _rotated(query, positions), _rotated(key, positions)
+            hidden = hidden + layer.self_attn.o_proj(_attended(query, key, value, visible))
             # Keys are stored with their rotation, as the expert reads them.
+            return key, value, hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+        for layer in model.layers:
+            key, value, hidden = _run(self._recomputes, run_layer, layer, hidden)
             keys.append(key)
             values.append(value)
-            hidden = hidden + layer.self_attn.o_proj(_attended(query, key, value, visible))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         summary = model.norm(hidden[:, state_at])
         empty = summary.new_zeros(len(summary), 0, summary.shape[1])
         return Features(empty, summary, (torch.stack(keys, 1), torch.stack(values, 1), mask))
@@ -244,10 +260,13 @@ class Expert(nn.Module):
 
     Attributes:
         action_size: P, numbers of an action with padding.
+        recomputes: compute the activations of each layer again in the backward pass.
 
     Raises:
         ConfigurationError: if the layers of the language model are not a multiple of the expert's.
     """
+
+    recomputes = False
 
     def __init__(self, settings: SmolVLASettings, text: Any) -> None:
         super().__init__()
@@ -298,7 +317,8 @@ class Expert(nn.Module):
         to_prefix = mask[:, None].expand(rows, steps, -1)
         # An action attends to the prefix, to itself and to earlier actions.
         causal = torch.cat((to_prefix, (order <= order[:, None]).expand(rows, -1, -1)), 2)
-        for number, layer in enumerate(cast(Any, self.lm_expert).layers):
+
+        def run_layer(number: int, layer: Any, hidden: Tensor) -> Tensor:
             at = number * self.every
             normed = layer.input_layernorm(hidden)
             if self.settings.attends_to_itself(at):
@@ -312,7 +332,10 @@ class Expert(nn.Module):
                 # Here LeRobot counts positions from the first action.
                 mixed = _attended(_rotated(query, order.expand(rows, -1)), key, value, to_prefix)
             hidden = hidden + layer.self_attn.o_proj(mixed)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            return hidden + layer.mlp(layer.post_attention_layernorm(hidden))  # type: ignore[no-any-return]  # nn.Module
+
+        for number, layer in enumerate(cast(Any, self.lm_expert).layers):
+            hidden = _run(self.recomputes, run_layer, number, layer, hidden)
         return self.action_out_proj(cast(Any, self.lm_expert).norm(hidden))  # type: ignore[no-any-return]  # nn.Module
 
 
@@ -355,6 +378,13 @@ def _projected(
     parts = (attention.q_proj(hidden), attention.k_proj(for_keys), attention.v_proj(for_values))
     query, key, value = (part.unflatten(-1, (-1, size)) for part in parts)
     return query, key, value
+
+
+def _run(recomputes: bool, function: Callable[..., Any], *inputs: Any) -> Any:
+    if not recomputes:
+        return function(*inputs)
+    # Without dropout no random numbers have to be repeated.
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
