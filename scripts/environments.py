@@ -2,6 +2,7 @@
 
     python scripts/environments.py                         # all; those of .ci/run are not repeated
     python scripts/environments.py robots python-3.13      # some
+    python scripts/environments.py python-3.13 --core      # of a Python version, tests/core alone
     python scripts/environments.py --folder DIRECTORY      # keep the environments
 
 `uv` makes the environments. Python versions that it cannot download are looked for in pyenv's
@@ -77,15 +78,17 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}")
     parser.add_argument("--folder", type=Path, help="of the environments; temporary if not given")
+    parser.add_argument("--core", action="store_true", help="of a Python version, tests/core alone")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (args.folder or Path(scratch)).absolute()
-        results = {name: result_of(name, folder) for name in args.names or ENVIRONMENTS}
+        left_out = EVERYTHING[1:] if args.core else ()
+        results = {name: result_of(name, folder, left_out) for name in args.names or ENVIRONMENTS}
     return int(any(result.startswith("failed") for result in results.values()))
 
 
-def result_of(name: str, folder: Path) -> str:
-    """Make an environment, run its commands there, and write the row of the page."""
+def result_of(name: str, folder: Path, left_out: tuple[str, ...] = ()) -> str:
+    """Make an environment, run its commands there but some, and write the row of the page."""
     environment = ENVIRONMENTS[name]
     binaries = folder / name / "bin" if environment.packages else Path(sys.executable).parent
     try:
@@ -94,10 +97,11 @@ def result_of(name: str, folder: Path) -> str:
             target = ["--python", str(binaries / "python")]
             run(["uv", "pip", "install", "--quiet", *target, *environment.packages])
         parts = []
-        for command in environment.commands:
+        for command in (c for c in environment.commands if c not in left_out):
             program, *arguments = command.format(lerobot=folder / "lerobot/bin/python").split()
             tests = re.search(r"\d+ passed.* in .*", run([str(binaries / program), *arguments]))
-            parts.append(tests[0] if tests else f"{Path(arguments[0]).name} passed")
+            label = " ".join(argument for argument in arguments if "/" in argument)
+            parts.append(f"{label}: {tests[0]}" if tests else f"{Path(arguments[0]).name} passed")
         result = "; ".join(parts) or "installed"
     except subprocess.CalledProcessError as error:
         last = (error.stdout.strip() or "no output").splitlines()[-1]

@@ -21,7 +21,6 @@ from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.vla.loading import recompute_activations
-from lightning_rl.system.errors import ConfigurationError
 from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same, assert_same_run, last, load, scalars
 from tests.messages import refused
@@ -291,10 +290,10 @@ def test_weights_that_do_not_fit_are_refused_with_their_names(directories, tmp_p
     weights[misshapen] = weights[misshapen][:3].clone()
     weights["surplus"] = torch.zeros(2)
     safetensors.save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(
+        names=(missing, misshapen, "surplus", "1 missing", "1 unexpected", "1 of another shape")
+    ):
         load_vla_model("hf", str(tmp_path))
-    for word in (missing, misshapen, "surplus", "1 missing", "1 unexpected", "1 of another shape"):
-        assert word in str(caught.value)
     with refused(UserWarning, names=("1 missing", "1 unexpected", "1 of another shape", "surplus")):
         load_vla_model("hf", str(tmp_path), strict=False)
 

@@ -62,10 +62,8 @@ NO_SERVOS = {
 @pytest.mark.parametrize("term", [Position, Velocity])
 @pytest.mark.parametrize("actuator", NO_SERVOS.values(), ids=NO_SERVOS)
 def test_an_actuator_that_does_not_reach_its_control_is_no_servo(actuator, term):
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("'joint'", term.__name__, "'a'", "force")):
         MujocoEnv(1, partial(spec_of, SLIDE.format(actuator)), actions={"joint": term()})
-    for part in ("'joint'", term.__name__, "'a'", "force"):
-        assert part in str(error.value)
 
 
 @pytest.mark.parametrize("extra", ["", ' timeconst=".02"', ' kv="5"'])
@@ -138,10 +136,8 @@ def test_stiffness_and_damping_of_two_events_both_count():
     ],
 )
 def test_a_field_that_belongs_to_others_is_not_randomized_alone(name, instead):
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=(name, instead)):
         randomized(SLIDE.format(SERVO), name, low=1.5, high=1.5)
-    assert name in str(error.value)
-    assert instead in str(error.value)
 
 
 @pytest.mark.parametrize("field", ["site_pos", "site_quat", "body_ipos"])

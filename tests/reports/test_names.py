@@ -122,10 +122,8 @@ def test_columns_without_names_of_their_numbers_are_read_as_they_are(names, tmp_
 
 
 def test_other_names_are_refused_with_both_lists(tmp_path):
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("action", "wrist.pos, elbow.pos", "shoulder.pos, elbow.pos", "info.json")):
         opened(dataset(tmp_path, ["wrist.pos", "elbow.pos"]))
-    for part in ("action", "wrist.pos, elbow.pos", "shoulder.pos, elbow.pos", "info.json"):
-        assert part in str(error.value)
 
 
 def recorded(path, env, episodes=1):
@@ -205,10 +203,8 @@ def test_weights_are_not_loaded_for_another_order(part):
     saved = {SPACES_KEY: {name: space_data(space) for name, space in described}}
     check_description(ActorCritic(*spaces.values()), saved, "")
     check_description(ActorCritic(Dict({"state": STATE}), ACTION), saved, "")
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=(f"{part}_space", ", ".join(JOINTS), ", ".join(REVERSED))):
         check_description(ActorCritic(*(spaces | {part: other[part]}).values()), saved, "")
-    for name in (f"{part}_space", ", ".join(JOINTS), ", ".join(REVERSED)):
-        assert name in str(error.value)
 
 
 MODEL = """<mujoco><worldbody><body><joint name="a" type="slide"/><geom size=".1" mass="1"/>
@@ -238,10 +234,8 @@ def test_scales_and_clips_by_name_go_to_their_drives(drives):
 
 @pytest.mark.parametrize("setting", ["scale", "clip"])
 def test_other_names_of_drives_are_refused(setting):
-    with pytest.raises(ConfigurationError) as error:
+    with refused(names=("'arm'", setting, "'c'", "a, b")):
         two_servos(arm=Position(**{setting: {"a": 1.0, "c": 2.0}}))
-    for part in ("'arm'", setting, "'c'", "a, b"):
-        assert part in str(error.value)
 
 
 def test_an_end_effector_has_its_own_numbers():
