@@ -30,9 +30,6 @@ from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
 from tests.variants import passing, variant
 
-STARTS_APART = ("PointMass", "pictures")
-"""Whose starts are made of so many numbers that they are made outside the graph."""
-
 
 def choice(compiled):
     return StepsCompileDecision(compiled, None)

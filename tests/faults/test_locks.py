@@ -51,7 +51,6 @@ TRAINER_KINDS = {
     "profiler": (Profiler, "lightning.pytorch.profilers"),
 }
 
-GYM = {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": "CartPole-v1"}}
 BLOCKS = {"class_path": "lightning_rl.PushBlocks"}
 CHUNKS = {"class_path": "lightning_rl.ActionChunk", "init_args": {"env": BLOCKS}}
 ACTOR = {"class_path": "lightning_rl.ActorOnly"}

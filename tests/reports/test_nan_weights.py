@@ -12,7 +12,6 @@ from lightning_rl.extensions.export.graph import ports_of
 from tests.helpers import last, make_data, make_ppo
 from tests.messages import assert_names, refused
 
-TOLD = r"weights of ActorCritic.* are not all finite numbers: policy\.|weights of ActorCritic.* finite numbers: actor"
 SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 CONFIG = """
 model:

@@ -23,7 +23,7 @@ def tensors(*arrays):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
-    ("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 1.0), (1.0, 0.5), (0.0, 0.0)]
+    ("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 1.0), (0.9, 0.0), (1.0, 0.5), (0.0, 0.0)]
 )
 def test_gae_is_the_sum_of_its_definition(seed, gamma, gae_lambda):
     data = random_rollout(seed)
@@ -41,17 +41,6 @@ def test_lambda_one_is_the_monte_carlo_return(seed):
     _, target = gae(*tensors(*data), gamma=0.97, gae_lambda=1.0)
     np.testing.assert_allclose(
         target.numpy(), monte_carlo_return(*data, 0.97), rtol=1e-5, atol=1e-5
-    )
-
-
-def test_lambda_zero_is_the_temporal_difference():
-    reward, value, terminated, truncated, final_value = random_rollout(0)
-    advantage, _ = gae(
-        *tensors(reward, value, terminated, truncated, final_value), gamma=0.9, gae_lambda=0.0
-    )
-    successor = np.where(terminated, 0.0, np.where(truncated, final_value, value[:, 1:]))
-    np.testing.assert_allclose(
-        advantage.numpy(), reward + 0.9 * successor - value[:, :-1], atol=1e-5
     )
 
 
@@ -135,15 +124,6 @@ def test_vtrace_at_ratio_one_is_gae(seed, gae_lambda, bar):
     torch.testing.assert_close(advantage, expected_advantage, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_vtrace_on_policy_with_lambda_one_is_the_n_step_return(seed):
-    data = random_rollout(seed)
-    _, target = vtrace(*tensors(np.zeros_like(data[0]), *data), gamma=0.97, gae_lambda=1.0)
-    np.testing.assert_allclose(
-        target.numpy(), monte_carlo_return(*data, 0.97), rtol=1e-5, atol=1e-5
-    )
-
-
 def test_vtrace_without_bounds_is_unbiased_for_the_other_policy():
     """Over all action sequences of mu, weighted by their probability, v_0 averages to the value of pi."""
     steps, gamma = 3, 0.8
@@ -165,37 +145,6 @@ def test_vtrace_without_bounds_is_unbiased_for_the_other_policy():
     _, bounded = vtrace(*data, gamma=gamma, gae_lambda=1.0)  # the negative control
     biased = (mu[step, actions].prod(1)[:, None] * bounded.numpy()).sum(0)
     assert abs(biased[0] - value_of_pi) > 0.1
-
-
-def test_vtrace_takes_nothing_from_the_episode_after_a_reset():
-    log_ratio, reward, value, terminated, truncated, final_value = tensors(
-        np.full((1, 6), 0.3), *random_rollout(0, n_envs=1, n_steps=6)
-    )
-    for ends in ((True, False), (False, True)):
-        terminated.zero_()[0, 2], truncated.zero_()[0, 2] = ends
-        results = []
-        for change in (0.0, 100.0):  # of all that follows the end, the reset state's value first
-            after = value.clone(), reward.clone()
-            after[0][:, 3:] += change
-            after[1][:, 3:] += change
-            advantage, target = vtrace(
-                log_ratio,
-                after[1],
-                after[0],
-                terminated,
-                truncated,
-                final_value,
-                gamma=0.9,
-                gae_lambda=0.9,
-            )
-            results.append((advantage[:, :3], target[:, :3]))
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
-        # With one step to go, the target is exactly the weighted temporal difference.
-        successor = 0.0 if ends[0] else 0.9 * final_value[0, 2]
-        delta = min(1.0, np.exp(0.3)) * (reward[0, 2] + successor - value[0, 2])
-        torch.testing.assert_close(results[0][1][0, 2], value[0, 2] + delta)
-        torch.testing.assert_close(results[0][0][0, 2], delta)
 
 
 def test_vtrace_stays_finite_where_a_probability_collapsed():
