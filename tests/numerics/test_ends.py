@@ -12,7 +12,6 @@ from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import AsyncCollector, EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.extensions.tasks import gymnasium_tasks
 from lightning_rl.rollout.contract import (
@@ -21,9 +20,8 @@ from lightning_rl.rollout.contract import (
     final_observations,
     next_observations,
 )
-from tests.core.numerics.test_collection import episodes_by_hand
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
-from tests.helpers import collect_into, make_collector
+from tests.helpers import make_collector
 from tests.messages import refused
 from tests.policies import SUM_OF_OBSERVATION
 
@@ -330,24 +328,6 @@ def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
     ):
         assert total == length * (length + 1) / 2
         assert success == (length % 2 == 0)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_ends_that_are_not_counted_still_part_episodes(seed):
-    rng = np.random.default_rng(seed)
-    reward, done = rng.normal(size=(5, 60)), rng.random((5, 60)) < 0.2
-    counted = rng.random((5, 60)) < 0.5
-    statistics = EpisodeStatistics(5)
-    for part in (slice(0, 7), slice(7, 40), slice(40, 60)):
-        arrays = (torch.from_numpy(array[:, part]) for array in (reward, done, counted))
-        rewards, ends, counts = arrays
-        collect_into(statistics, rewards, ends, success=ends, counted=counts)
-    every = episodes_by_hand(reward, done)
-    kept = [bool(counted[n, t]) for t in range(60) for n in range(5) if done[n, t]]
-    expected = [episode for episode, counts in zip(every, kept, strict=True) if counts]
-    np.testing.assert_allclose(list(statistics.returns), [e[0] for e in expected], atol=1e-9)
-    assert list(statistics.lengths) == [e[1] for e in expected]
-    assert len(statistics.successes) == len(expected) > 5
 
 
 def test_failures_before_the_first_success_count_where_only_successes_are_said():

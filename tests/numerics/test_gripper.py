@@ -76,16 +76,6 @@ def test_the_best_command_is_acted_on_and_the_arm_is_squashed(deterministic):
     assert (CLOSE, STAY, OPEN) == (0, 1, 2)
 
 
-def test_the_nearest_command_counts_whatever_the_bounds():
-    box = Box(np.array([-1.0, -5.0], np.float32), np.array([1.0, 1.0], np.float32))
-    made = GripperActorCritic(arms.OBSERVATION, box, (4,))
-    action = torch.tensor(
-        [[0.0, -5.0], [0.0, -3.6], [0.0, -2.0], [0.0, -0.6], [0.0, -0.4], [0.0, 1.0]]
-    )
-    assert made.command_of(action).tolist() == [CLOSE, CLOSE, STAY, STAY, OPEN, OPEN]
-    assert made.commands.tolist() == [-5.0, -2.0, 1.0]
-
-
 def test_a_collector_gets_the_gripper_too():
     """The first thing that an actor elsewhere lacked in LeRobot was its discrete critic."""
     names = set(policy().acting_state())

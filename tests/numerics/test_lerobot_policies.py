@@ -383,17 +383,6 @@ def test_in_the_background_without_lag_it_is_the_foreground(place, tmp_path):
     assert_same(front, back)
 
 
-def test_stored_log_probs_are_recomputed_to_rounding(place):
-    for name, env in (("act", arm(8)), ("smolvla", partial(push_blocks))):
-        made = env(3)
-        space = made.single_observation_space, made.single_action_space
-        policy = LeRobotPolicy(*space, path=str(place(name)))
-        td = TensorDict({"observation": made.reset(seed=0)[0]}, [3])
-        td = policy.get_action(td, generator=torch.Generator().manual_seed(0))
-        again = policy.evaluate_actions(td)["sample_log_prob"]
-        torch.testing.assert_close(again, td["sample_log_prob"], rtol=0, atol=2e-5)
-
-
 def push_blocks(num_envs):
     return ActionChunk(num_envs, partial(PushBlocks), chunk_size=4)
 
