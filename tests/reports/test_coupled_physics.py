@@ -169,3 +169,25 @@ def test_moved_frames_are_where_a_compiled_model_has_them(field):
     if field == "site_quat":  # seen by a sensor of the site
         general = env.layout.model_for([field])
         assert general.site_sameframe[0] == 0
+
+
+def test_randomised_parts_go_by_their_names():
+    """A list for several bodies followed the order of the model's file, in silence."""
+    env = randomized(FREE, "mass", low={"ball": 2.0}, high={"ball": 2.0})
+    mass = env.state["body_mass"][0]
+    assert mass[2] == 2.0
+    assert mass[1] == env.parameters()["body_mass"][1], "what is not named keeps its mass"
+    assert randomized(FREE, "qpos", "set", low={"hinge": 0.1}, high=0.1).state["qpos"][0, 0] == 0.1
+    assert randomized(FREE, "body_ipos", "set", low=0.1, high={"arm": 0.1}).state["body_ipos"][
+        0
+    ].sum(1).tolist() == pytest.approx([0, 0.3, 0])
+    with refused(UserWarning, names=("randomize mass", "world, arm, ball", "{name: number}")):
+        randomized(FREE, "mass", low=[1.0, 1.0, 1.0], high=2.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [({"bal": 1.0}, 1.0), ({"ball": 1.0}, {"arm": 1.0}), ([1.0, 1.0], 1.0)]
+)
+def test_bounds_of_other_parts_are_refused(low, high):
+    with refused(names=("randomize mass", "world, arm, ball", low, high)):
+        randomized(FREE, "mass", low=low, high=high)

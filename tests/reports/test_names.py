@@ -15,9 +15,13 @@ from lightning_rl import (
     ActorCritic,
     ConfigurationError,
     EpisodeWriter,
+    Gamepad,
+    GripperPenalty,
     GymnasiumEnv,
     Keyboard,
     MujocoEnv,
+    PartialObservation,
+    SpaceMouse,
     TermWrapper,
     VLAObservation,
     read_episodes,
@@ -273,6 +277,41 @@ def test_an_idle_person_rests_at_numbers_by_name():
     assert rest({"elbow.pos": 2.0, "shoulder.pos": 1.0}) == rest([1.0, 2.0]) == [1.0, 2.0]
     with refused(names=("neutral", "elbow.pos", "wrist")):
         rest({"elbow.pos": 2.0, "wrist": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("device", "steering"),
+    [(Keyboard, "steering"), (Gamepad, "axes"), (SpaceMouse, "steering")],
+    ids=lambda value: str(value),
+)
+def test_keys_and_axes_steer_joints_by_name(device, steering):
+    def deflections(target):
+        source = device(**{steering: {"7": target}})
+        source._space = named(ACTION, JOINTS)
+        source._check_space()
+        return source._moved({"7": 1.0}, {"7": target})
+
+    assert deflections(f"-{JOINTS[1]}") == {1: -1.0}
+    assert deflections(JOINTS[0]) == {0: 1.0}
+    with refused(UserWarning, names=(device.__name__, *JOINTS, f"+{JOINTS[0]}")):
+        assert deflections("+1") == {1: 1.0}
+    for unknown in ("+wrist", "-2"):
+        with refused(names=(device.__name__, unknown[1:], *JOINTS)):
+            deflections(unknown)
+
+
+def test_wrappers_find_numbers_by_their_names():
+    env = ScriptedEnv(named(STATE, JOINTS), ACTION)
+    hidden = PartialObservation(env, [JOINTS[0]])
+    assert hidden._kept == [1]
+    assert names_of(hidden.observation_space) == (JOINTS[1],)
+    assert GripperPenalty(env, JOINTS[1], open_at=1.0, closed_at=0.0)._index == 1
+    for wrap in (
+        lambda: PartialObservation(env, ["wrist"]),
+        lambda: GripperPenalty(env, "x", 1, 0),
+    ):
+        with refused(names=JOINTS):
+            wrap()
 
 
 CAMERAS = ("front", "wrist")

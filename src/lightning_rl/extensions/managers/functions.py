@@ -1,13 +1,19 @@
 """Terms with short names in configs."""
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import closest
+from lightning_rl.extend.errors import closest, require
 from lightning_rl.extensions.managers.view import EnvView, names_of
+
+Bound = float | list[float] | dict[str, float]
+"""One number, one for each in order, or some by name."""
 
 
 def is_success(env: EnvView) -> Tensor:
@@ -86,8 +92,8 @@ def out_of_range(
 def randomize(
     env: EnvView,
     name: str,
-    low: float | list[float],
-    high: float | list[float],
+    low: Bound,
+    high: Bound,
     operation: Literal["set", "add", "scale"] = "set",
     shared: bool = False,
 ) -> dict[str, Tensor]:
@@ -99,23 +105,53 @@ def randomize(
         env: the view.
         name: name of the entry or of the parameter; of a MuJoCo model also `mass` [bodies],
             `stiffness` and `damping` [actuators] of servos.
-        low: least number, one for the whole entry or one for each of its numbers.
+        low: least number, of the whole entry, or {name: number} of bodies, joints or actuators;
+            the others do not change. Or a list, in the order of the entry's numbers.
         high: greatest number.
         operation: `set`, `add` or `scale`.
         shared: use one random number for all numbers of an entry.
+
+    Raises:
+        ConfigurationError: the bounds name other parts, or have another number of numbers.
     """
     nominal = env.nominal(name)
     # Start from the nominal value of a parameter, so that repeated events do not add up.
     value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
     flat = value.reshape(env.num_envs, -1)
-    lowest, highest = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
-    numbers = lowest + env.uniform(1 if shared else flat.shape[1]) * (highest - lowest)
+    size = flat.shape[1]
+    bounds = _bounds(low, high, env.number_names(name, size), size, name)
+    lowest, highest = (torch.as_tensor(bound, device=env.device) for bound in bounds)
+    numbers = lowest + env.uniform(1 if shared else size) * (highest - lowest)
     if operation == "add":
         numbers = flat + numbers
     elif operation == "scale":
         numbers = flat * numbers
-    # A shared number changes the whole entry.
-    return env.entries_for(name, numbers.expand_as(flat).reshape(value.shape).to(value.dtype))
+    # Parts without a bound keep their numbers; a shared number changes the whole entry.
+    numbers = torch.where(numbers.isnan(), flat, numbers)
+    return env.entries_for(name, numbers.reshape(value.shape).to(value.dtype))
+
+
+def _bounds(
+    low: Bound, high: Bound, names: Sequence[str], size: int, entry: str
+) -> list[float | list[float]]:
+    """Return each bound of `randomize` as one number or `size`, NaN for parts without a bound."""
+    bounds, parts = (low, high), ", ".join(dict.fromkeys(names)) or "none, as they have no names"
+    chosen = [bound.keys() for bound in bounds if isinstance(bound, Mapping)]
+    require(
+        all(keys == chosen[0] and keys <= {*names} for keys in chosen)
+        and all(len(bound) == size for bound in bounds if isinstance(bound, list)),
+        f"randomize {entry}: low and high are one number, a list of {size}, or {{name: number}} "
+        f"with the same names out of {parts}; got {low} and {high}.",
+    )
+    if any(isinstance(bound, list) for bound in bounds) and len({*names}) > 1:
+        rank_zero_warn(
+            f"randomize {entry}: the lists {low} and {high} are read in the order {parts}, which "
+            "another model may change: give {name: number}."
+        )
+    return [
+        [bound.get(name, math.nan) for name in names] if isinstance(bound, Mapping) else bound
+        for bound in bounds
+    ]
 
 
 def by_success(

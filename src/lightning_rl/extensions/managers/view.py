@@ -182,6 +182,10 @@ class EnvView:
         value: Tensor | None = self.env.parameters().get(name)
         return value
 
+    def number_names(self, name: str, size: int) -> list[str]:
+        """Return the name of each of the `size` numbers of an entry or parameter, or []."""
+        return []
+
     def entries_for(self, name: str, value: Tensor) -> dict[str, Tensor]:
         """Return the entries for a value [M, ...]: also those that depend on it."""
         return {name: value}

@@ -25,6 +25,7 @@ from lightning_rl.extensions.managers.term import (
 from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.mujoco.model import (
     FIELDS,
+    OWNERS,
     STATE,
     Layout,
     Physics,
@@ -84,6 +85,10 @@ class MujocoView(EnvView):
 
     def nominal(self, name: str) -> Tensor | None:
         return nominal_of(name, self.env.parameters(), self.env.layout.servos)
+
+    def number_names(self, name: str, size: int) -> list[str]:
+        parts: list[str] = self.env.layout.parts.get(OWNERS.get(name, name.partition("_")[0]), [])
+        return [part for part in parts for _ in range(size // len(parts))]
 
     def entries_for(self, name: str, value: Tensor) -> dict[str, Tensor]:
         env, state = self.env, self.state

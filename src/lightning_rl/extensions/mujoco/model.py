@@ -4,6 +4,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ SHORTEST_STEP, LARGEST_ARENA = 1e-6, 2**32
 
 SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
 """Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
+
+OWNERS = {
+    **dict.fromkeys(("ctrl", "stiffness", "damping"), "actuator"),
+    **{"mass": "body", "qvel": "dof"},
+}
+"""Kinds of the parts of entries and quantities; a field's name begins with its kind."""
 
 
 def read_spec(model: Any) -> Any:
@@ -178,6 +185,21 @@ class Layout:
         if self._general is None:
             self._general = _without_shortcuts(self._spec.copy(), self.model)
         return self._general
+
+    @cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """Names of the parts of each kind; `qpos` and `dof`: the joint of each number."""
+        model = self.model
+        joints = [(model.joint(i).name, SIZES[int(model.jnt_type[i])]) for i in range(model.njnt)]
+        parts = {
+            "qpos": [name for name, (size, _) in joints for _ in range(size)],
+            "dof": [name for name, (_, size) in joints for _ in range(size)],
+            "actuator": self.drives,
+        }
+        counts = {"body": model.nbody, "jnt": model.njnt, "geom": model.ngeom, "site": model.nsite}
+        for kind, count in counts.items():
+            parts[kind] = [getattr(model, kind)(i).name for i in range(count)]
+        return parts
 
     def columns(
         self, view: str, names: Sequence[str], device: torch.device | str = "cpu"

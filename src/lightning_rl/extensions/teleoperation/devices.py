@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.envs import one_picture
@@ -29,7 +30,7 @@ Neutral = list[float] | Mapping[str, float] | None
 """The action of an idle person: numbers in the order of the env, or by name."""
 
 Steering = Mapping[str, str]
-"""Maps a key or an axis to a signed action component, such as `+0`, or to a discrete action."""
+"""Maps a key or an axis to a signed action component, `+elbow` or `+0`, or a discrete action."""
 
 _BOX_KEYS: Steering = {
     "up": "+0",
@@ -65,6 +66,7 @@ class Device(InterventionSource):
     def __init__(self, speed: float = 1.0, neutral: Neutral = None) -> None:
         check_range("speed", speed, above=0)
         self.speed, self.given_neutral = speed, neutral
+        self._typed_targets: list[str] = []
         self._space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(1)
         self._in_charge = False
 
@@ -124,6 +126,19 @@ class Device(InterventionSource):
             "within its bounds.",
         )
         self._neutral, self._low, self._high = neutral, low, high
+        self._components = {str(i): i for i in range(size)} | {x: i for i, x in enumerate(names)}
+        targets = {target.lstrip("+-") for target in self._typed_targets}
+        places = ", ".join(names or self._components)
+        require(
+            targets <= self._components.keys(),
+            f"A {type(self).__name__} steers {', '.join(sorted(targets))}, but the action has the "
+            f"components {places}.",
+        )
+        if names and (not targets <= {*names} or isinstance(self.given_neutral, list)):
+            rank_zero_warn(
+                f"A {type(self).__name__} reads steering or neutral in the order {places}, which "
+                f"another env may change: use the names, as in +{names[0]}."
+            )
 
     def _steer(self, deflections: Mapping[int, float]) -> np.ndarray:
         action = self._neutral.copy()
@@ -136,14 +151,14 @@ class Device(InterventionSource):
 
     def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
         deflections: dict[int, float] = {}
-        for name, share in shares.items():
-            target = steering.get(name)
+        for key, share in shares.items():
+            target = steering.get(key)
             if share and target is not None:
-                sign, i = (-1 if target.startswith("-") else 1), int(target.lstrip("+-"))
+                sign, name = (-1 if target.startswith("-") else 1), target.lstrip("+-")
                 # The defaults steer up to four components; an env may have fewer. Opposite keys
                 # cancel.
-                if i < len(self._neutral):
-                    deflections[i] = deflections.get(i, 0.0) + sign * share
+                if (component := self._components.get(name)) is not None:
+                    deflections[component] = deflections.get(component, 0.0) + sign * share
         return deflections
 
 
@@ -155,9 +170,9 @@ class Keyboard(Device):
 
     Args:
         keys: maps `take_over`, `success`, `failure` and `rerecord` to pygame key names.
-        steering: maps key names to signed action components, such as `+0`, or to discrete actions.
-            Default: arrows move the first two components, `r` and `f` the third; `c` and `o` lower
-            and raise the fourth (close and open a gripper); digits are discrete actions.
+        steering: maps key names to signed action components, `+elbow` or `+0`, or to discrete
+            actions. Default: arrows move the first two components, `r` and `f` the third; `c` and
+            `o` lower and raise the fourth (close and open a gripper); digits are discrete actions.
         kwargs: see `Device`.
 
     Raises:
@@ -224,6 +239,7 @@ class Keyboard(Device):
             invalid = [a for a in self._steering.values() if not a.isdecimal()]
             require(not invalid, f"steering names {invalid}; this env's actions are {self._space}.")
             return
+        self._typed_targets = [*(self.given_steering or {}).values()]
         super()._check_space()
         self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
 
@@ -244,7 +260,7 @@ class Gamepad(Device):
 
     Args:
         buttons: maps `take_over`, `success`, `failure` and `rerecord` to button numbers.
-        axes: maps axis numbers to signed action components, such as `-0`.
+        axes: maps axis numbers to signed action components, `-elbow` or `-0`.
         steering: maps button numbers to signed action components.
         number: index of the gamepad.
         dead_zone: smallest stick deflection that counts, from 0 to 1.
@@ -272,6 +288,7 @@ class Gamepad(Device):
         self.buttons = {**defaults, **(buttons or {})}
         self.axes = _GAMEPAD_AXES if axes is None else axes
         self.steering = _GAMEPAD_BUTTONS if steering is None else steering
+        self._typed_targets = [*(axes or {}).values(), *(steering or {}).values()]
         self.number, self.dead_zone = number, dead_zone
         self._pad: Any = None
         self._last_buttons: set[int] = set()
@@ -327,7 +344,7 @@ class SpaceMouse(Device):
     two buttons are 0 and 1. It cannot end an episode.
 
     Args:
-        axes: maps axis numbers to signed action components, such as `-0`.
+        axes: maps axis numbers to signed action components, `-elbow` or `-0`.
         steering: maps button numbers to signed action components.
         linger_s: seconds for which it stays in control after the last movement.
         dead_zone: smallest axis deflection that counts, from 0 to 1.
@@ -357,6 +374,7 @@ class SpaceMouse(Device):
         check_range("dead_zone", dead_zone, minimum=0, below=1)
         self.axes = _MOUSE_AXES if axes is None else axes
         self.steering = _MOUSE_BUTTONS if steering is None else steering
+        self._typed_targets = [*(axes or {}).values(), *(steering or {}).values()]
         self.linger_s, self.dead_zone = linger_s, dead_zone
         self._mouse: Any = None
         self._values, self._buttons = [0.0] * 6, 0

@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from lightning_rl import ConfigurationError
+from lightning_rl.extend.spaces import named, names_of
 
 
 class PartialObservation(gymnasium.ObservationWrapper):
@@ -14,13 +15,13 @@ class PartialObservation(gymnasium.ObservationWrapper):
 
     Args:
         env: the env; its observations are a Box [D].
-        entries: indices of hidden entries; negative ones count from the end.
+        entries: names or indices of hidden entries; negative ones count from the end.
 
     Raises:
         ConfigurationError: another observation space, an index out of range, or no entry left.
     """
 
-    def __init__(self, env: gymnasium.Env, entries: list[int]) -> None:
+    def __init__(self, env: gymnasium.Env, entries: list[int | str]) -> None:
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
@@ -29,18 +30,18 @@ class PartialObservation(gymnasium.ObservationWrapper):
                 f"{space}: put gymnasium.wrappers.FlattenObservation before it, or hide keys of a "
                 "Dict by actor_keys and critic_keys of the policy."
             )
-        size = space.shape[0]
+        size, names = space.shape[0], names_of(space)
+        places = [names.index(entry) if entry in names else entry for entry in entries]
         # -1 and size - 1 are the same entry: compare them as positive indices.
-        hidden = {entry % size for entry in entries if -size <= entry < size}
-        if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
+        hidden = {i % size for i in places if isinstance(i, int) and -size <= i < size}
+        if not entries or len(hidden) < len(set(places)) or len(hidden) == size:
             raise ConfigurationError(
                 f"PartialObservation: entries={list(entries)} must be different indices from 0 to "
-                f"{size - 1}, and leave at least one entry."
+                f"{size - 1} or names out of {', '.join(names) or 'none'}, and leave at least one."
             )
         self._kept = [entry for entry in range(size) if entry not in hidden]
-        self.observation_space = Box(
-            space.low[self._kept], space.high[self._kept], dtype=space.dtype.type
-        )
+        box = Box(space.low[self._kept], space.high[self._kept], dtype=space.dtype.type)
+        self.observation_space = named(box, [names[i] for i in self._kept] if names else ())
 
     def observation(self, observation: Any) -> Any:
         return np.asarray(observation)[self._kept]

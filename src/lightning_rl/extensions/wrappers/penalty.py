@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import EnvFaultError, check_range, require
+from lightning_rl.extend.spaces import names_of
 
 ROUNDING = 1e-6
 """Tolerance at the thresholds, as a share of half their distance: observations are float32."""
@@ -57,7 +58,7 @@ class GripperPenalty(gymnasium.Wrapper):
 
     Args:
         env: the wrapped env.
-        index: index of the gripper's position in the observation, [S].
+        index: index or name of the gripper's position in the observation, [S].
         open_at: least open position, in units of the observation; above or below `closed_at`.
         closed_at: least closed position.
         weight: penalty of a change, in units of the reward.
@@ -70,7 +71,7 @@ class GripperPenalty(gymnasium.Wrapper):
     def __init__(
         self,
         env: gymnasium.Env,
-        index: int,
+        index: int | str,
         open_at: float,
         closed_at: float,
         weight: float = 0.02,
@@ -87,8 +88,10 @@ class GripperPenalty(gymnasium.Wrapper):
         keys = list(space) if isinstance(space, gymnasium.spaces.Dict) else [None]
         array = space[key] if key in keys and key is not None else space
         shape: tuple[int, ...] = getattr(array, "shape", None) or ()
+        names = names_of(array)
+        index = names.index(index) if index in names else index
         require(
-            key in keys and len(shape) == 1 and 0 <= index < shape[0],
+            key in keys and len(shape) == 1 and isinstance(index, int) and 0 <= index < shape[0],
             f"GripperPenalty reads number {index} of key {key}, but the observation is {space}: "
             "give the index of the gripper's position, and the key of its array in a Dict.",
         )
