@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jsonargparse import dict_to_namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
@@ -13,7 +14,13 @@ from lightning_rl.checkpoints.saved import describe_missing, missing_settings, s
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
 from lightning_rl.cli.first_check import TRAINS, resolved_options
-from lightning_rl.cli.parsing import asks_for_help, normalize_options, value_of, without
+from lightning_rl.cli.parsing import (
+    asks_for_help,
+    merge_options,
+    normalize_options,
+    value_of,
+    without,
+)
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml
@@ -30,12 +37,14 @@ OUTER = {
 """Options that take a class, and the class whose help is shown by default."""
 
 OF_TRAINING: tuple[str, ...] = (
-    *("restore_replay", "data.replay", "data.events", "data.extra_fields"),
-    *("model.learning_rate", "model.lr_schedule", "model.max_grad_norm", "model.optimizer"),
+    *("restore_replay", "data.replay", "data.events", "data.extra_fields", "model."),
     *("trainer.best_", "trainer.checkpoint_", "trainer.enable_checkpointing", "trainer.init_from"),
     *("trainer.keep_checkpoints", "trainer.log", "trainer.max_", "trainer.save_replay"),
 )
 """Beginnings of options without effect in `validate`, `test` and `play`."""
+
+OF_EVALUATION = ("model.policy", "model.threshold")
+"""Options that begin as one of `OF_TRAINING` but have an effect."""
 
 
 class Completed(NamedTuple):
@@ -59,9 +68,11 @@ def complete(arguments: list[str]) -> Completed:
         return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
     options = resolved_options(subcommand, options, kinds_of(subcommand))
     checkpoint, config = value_of("--ckpt_path", options), value_of("--config", options)
-    _name_unused(subcommand, options, resumes=checkpoint is not None)
     if checkpoint is not None and config is None:
-        return _with_config_of(checkpoint, subcommand, options)
+        completed = _with_config_of(checkpoint, subcommand, options)
+        _name_unused(completed.arguments, options, checkpoint)
+        return completed
+    _name_unused([subcommand, *options], options, checkpoint)
     if config is not None and value_of("--exp_name", options) is None:
         first = next(option for option in options if option.startswith("--config="))
         # At the front: an exp_name in the config wins.
@@ -69,17 +80,33 @@ def complete(arguments: list[str]) -> Completed:
     return Completed([subcommand, *options], True, options)
 
 
-def _name_unused(subcommand: str, options: Sequence[str], resumes: bool) -> None:
-    """Print a line for each typed option that has no effect in the subcommand."""
-    names, reason = OF_TRAINING, f"it is for training, not for {subcommand}"
-    if subcommand in TRAINS and resumes:
-        names, reason = ("trainer.init_from",), "a resumed run has the weights of its checkpoint"
-    elif subcommand in TRAINS:
-        names, reason = ("restore_replay", "trust_code"), "no checkpoint is read (--ckpt_path)"
-    for option in options:
-        flag = option.partition("=")[0].replace(".init_args", "")
-        if flag.removeprefix("--").startswith(names):
-            rank_zero_only(tell)(f"{option} has no effect: {reason}.", sys.stderr)
+def _name_unused(arguments: Sequence[str], typed: Sequence[str], checkpoint: str | None) -> None:
+    """Print a line for each reason for which typed options have no effect."""
+    subcommand, settings = arguments[0], dict_to_namespace(merge_options(arguments[1:]))
+    trains, every = subcommand in TRAINS, "trainer.checkpoint_every_n_iterations"
+    resumes, is_path = checkpoint is not None, checkpoint not in ("last", "best")
+    algorithm = f"{settings.get('model.class_path')}"
+    # An algorithm of the user may evaluate by its own settings.
+    is_own = not algorithm.startswith("lightning_rl.") and "." in algorithm
+    effective = (*OF_EVALUATION, "model.") if is_own else OF_EVALUATION
+    of_runs, of_weights = ("exp_name", "output_dir"), ("seed_everything", "data.seed")
+    continued = "on training, which continues with the checkpoint's weights and random numbers"
+    rules = (
+        (not trains, OF_TRAINING, f"on {subcommand}, only on training"),
+        (not trains and is_path, of_runs, "without --ckpt_path last or best"),
+        (trains and resumes, ("trainer.init_from", *of_weights), continued),
+        (trains and not resumes, ("restore_replay", "trust_code"), "without --ckpt_path"),
+        (trains and not settings.get(every), ("trainer.keep_checkpoints",), f"without --{every}"),
+    )
+    for applies, names, reason in rules:
+        options = [
+            option
+            for option in typed
+            if (name := option.partition("=")[0][2:].replace(".init_args", "")).startswith(names)
+            and not name.startswith(effective)
+        ]
+        if applies and options:
+            rank_zero_only(tell)(f"{', '.join(options)}: no effect {reason}.", sys.stderr)
 
 
 def is_trusted(options: Sequence[str]) -> bool:

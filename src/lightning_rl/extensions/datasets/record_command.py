@@ -68,7 +68,7 @@ OPTIONS = {
     "real_time": Option(bool, None, "keep that pace. Default: only with a source of interventions"),
     "max_steps": Option(int, None, "of an episode. Default: the env's own limit"),
     "task": Option(str, "", "instruction of the task, as text"),
-    "pictures": Option(Literal["video", "png"], "video", "format of pictures; png loses nothing"),
+    "pictures": Option(Literal["video", "png"], None, "png loses nothing. Default: video"),
     "extra": Option(list[str], [], "names of numbers in info that each frame holds: penalties"),
     "ask": Option(
         bool,
@@ -143,7 +143,9 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         choose_for = interrupt.asked_before(_action_functions(settings, recorder, in_real_time))
         fps = settings.fps or recorded_env.render_fps
         spaces = (recorded_env.single_observation_space, recorded_env.single_action_space)
-        writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
+        writer = EpisodeWriter(
+            settings.path, *spaces, fps, settings.task, settings.pictures or "video"
+        )
         played = recorder.record_episodes(
             writer,
             settings.episodes,
@@ -168,13 +170,13 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
             tell(f"Dataset: {settings.path}")
 
 
-def tell_unused_in(env: VectorEnv, max_steps: int | None, pictures: str = "video") -> None:
+def tell_unused_in(env: VectorEnv, max_steps: int | None, pictures: str | None) -> None:
     """Print a line for each option that has no effect in an env."""
     limit, line = env.max_episode_steps, "--{} {} has no effect: the env {}."
     if max_steps is not None and limit is not None and max_steps > limit:
         reason = f"ends each episode after {limit} steps"
         tell(line.format("max_steps", max_steps, reason), sys.stderr)
-    if pictures == "png" and not picture_keys(env.single_observation_space):
+    if pictures and not picture_keys(env.single_observation_space):
         tell(line.format("pictures", pictures, "observes no pictures"), sys.stderr)
 
 

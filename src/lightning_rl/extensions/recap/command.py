@@ -124,6 +124,7 @@ class Rounds:
         changes: Sequence[str] = (),
     ) -> None:
         self.settings, self._run, self._trusted = settings, run, trusted
+        self._typed_pictures = CommandLine.value_of("--pictures", typed)
         self.config = _checked(_read(settings.config, changes), settings.config)
         self.value = None if settings.value is None else _read(settings.value)
         require(
@@ -254,7 +255,7 @@ class Rounds:
             closing(self._played(env, number, first, settings.eval_episodes)) as played,
         ):
             if number == 0:
-                tell_unused_in(env, settings.max_steps)
+                tell_unused_in(env, settings.max_steps, self._typed_pictures)
             successes = [episode.success for episode in played]
         require(
             number > 0 or any(success is not None for success in successes),
