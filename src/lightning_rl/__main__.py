@@ -2,10 +2,17 @@
 
 import gc
 import sys
+from contextlib import redirect_stdout
 from importlib.metadata import version
+from io import StringIO
+from typing import TYPE_CHECKING
 
 from lightning_rl.system.extensions import SUBCOMMANDS
+from lightning_rl.system.output import tell
 from lightning_rl.system.signals import interrupted_by_signals
+
+if TYPE_CHECKING:
+    from lightning_rl.cli.names_table import Table
 
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
@@ -52,9 +59,11 @@ def main() -> None:
         first_check(arguments)
     except ConfigurationError as error:
         end_with(error)
+    from lightning_rl.cli.parsing import asks_for_help
+
     with interrupted_by_signals() as came:
         try:
-            _import_and_run(arguments)
+            (_help if asks_for_help(arguments[1:]) else _import_and_run)(arguments)
         except (KeyboardInterrupt, SystemExit):
             if not came:
                 raise
@@ -64,31 +73,48 @@ def main() -> None:
 def _import_and_run(arguments: list[str]) -> None:
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little
     from lightning_rl.cli.app import run
-    from lightning_rl.cli.names_table import current_table
 
-    if current_table() is None:
-        _write_table()
+    _table()
     gc.enable()
     run(arguments)
 
 
-def _write_table() -> None:
-    from lightning_rl.cli.listing import list_names
-    from lightning_rl.cli.names_table import write_table
+def _table() -> "Table | None":
+    """Return the table of names; make it, which takes seconds, if the package has changed."""
+    from lightning_rl.cli.names_table import current_table, write_table
 
-    write_table(list_names())
+    if current_table() is None:
+        from lightning_rl.cli.listing import list_names
+
+        write_table(list_names())
+    return current_table()
+
+
+def _help(arguments: list[str]) -> None:
+    """Print a page of help that the table holds, or make it, which takes seconds."""
+    from lightning_rl.cli.names_table import current_table, page_key, write_table
+
+    key, table = page_key(arguments), current_table()
+    if not key or (table and key in table.pages):
+        return tell(table.pages[key], end="") if table and key else _import_and_run(arguments)
+    made = StringIO()
+    try:
+        with redirect_stdout(made):
+            _import_and_run(arguments)
+    except SystemExit as stop:
+        if not stop.code and (table := current_table()):
+            write_table({**table._asdict(), "pages": {**table.pages, key: made.getvalue()}})
+        raise
+    finally:
+        tell(made.getvalue(), end="")
 
 
 def _print_completion(shells: list[str]) -> None:
     from lightning_rl.cli.completion import BEFORE, completion
-    from lightning_rl.cli.names_table import current_table
-    from lightning_rl.system.output import tell
 
     if len(shells) != 1 or shells[0] not in BEFORE:
         sys.exit(f"rl-cli: --completion takes {' or '.join(BEFORE)}.")
-    if current_table() is None:
-        _write_table()
-    if (table := current_table()) is None:
+    if (table := _table()) is None:
         sys.exit("rl-cli: no completion, because the cache directory cannot be written.")
     tell(completion(shells[0], table))
 

@@ -5,12 +5,17 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from lightning.pytorch import Trainer
 
+from lightning_rl.__main__ import _help
 from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.first_check import CORE
 from lightning_rl.cli.help_pages import TITLES
+from lightning_rl.cli.listing import list_names
+from lightning_rl.cli.names_table import current_table, write_table
 from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.training.trainer import REFUSED, RLTrainer
 from tests.commands import rl_cli
@@ -157,3 +162,47 @@ def test_help_on_a_replay_lists_what_can_be_set(capsys):
         "data.replay.capacity",
         "data.replay.storage",
     ]
+
+
+TYPED = [
+    ["fit", "--help"],
+    ["sweep", "--help"],
+    ["fit", "--data.help"],
+    ["fit", "--model.help=PPO"],
+]
+
+ANSWERS = """
+import contextlib, io, sys, time
+from lightning_rl.__main__ import main
+for arguments in sys.argv[1:]:
+    sys.argv = ["rl-cli", *arguments.split()]
+    with contextlib.suppress(SystemExit):
+        main()
+heavy = {"torch", "lightning", "jsonargparse", "rich"} & set(sys.modules)
+print(sorted(heavy), time.process_time(), file=sys.stderr)
+"""
+
+
+def test_a_page_from_the_table_is_the_page_of_the_parser(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "97")
+    fresh = [help_of(capsys, *arguments) for arguments in TYPED]
+    write_table(list_names())
+    assert fresh[0] == current_table().pages["97 fit --help"]
+    for arguments, page in zip(TYPED, fresh, strict=True):
+        for _ in range(2):  # the second one is read from the table
+            with suppress(SystemExit):
+                _help(arguments)
+            assert capsys.readouterr().out == page
+    assert len(current_table().pages) == len(CORE) + len(TYPED) - 1
+    for arguments in (["fit", "--model.help", "PPPO"], ["fit", "--model.help", "lightning_rl.PPO"]):
+        with pytest.raises(SystemExit):
+            _help(arguments)
+    assert len(current_table().pages) == len(CORE) + len(TYPED) - 1, "errors and own code"
+    capsys.readouterr()
+    command = [sys.executable, "-c", ANSWERS, *map(" ".join, TYPED)]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert outcome.stdout == "".join(fresh)
+    heavy, seconds = outcome.stderr.split()
+    assert heavy == "[]"
+    assert float(seconds) < 5

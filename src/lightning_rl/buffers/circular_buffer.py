@@ -8,13 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_rl.buffers.base import BufferClosed, ReadInterrupted, WriterError
-from lightning_rl.buffers.segments import (
-    Segment,
-    Window,
-    check_fits,
-    copy_rollout,
-    saved_rollout,
-)
+from lightning_rl.buffers.segments import Segment, Window, check_fits, copy_rollout, saved_rollout
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.rollout.contract import clear_bootstrap_slot
 from lightning_rl.system.errors import require

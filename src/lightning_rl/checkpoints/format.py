@@ -56,13 +56,7 @@ TYPES: dict[str, Any] = {
 }
 """Values of the types that a checkpoint has, by key."""
 
-KEPT_WITH_WEIGHTS = (
-    "epoch",
-    "global_step",
-    "pytorch-lightning_version",
-    "state_dict",
-    CONFIG_KEY,
-)
+KEPT_WITH_WEIGHTS = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", CONFIG_KEY)
 KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
 

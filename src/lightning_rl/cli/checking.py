@@ -79,11 +79,16 @@ FAMILIES = {
 }
 """Base classes whose subclasses a config names, and the setting that names them."""
 
-TOPICS = (
-    *("model", "model.policy", "model.policy.encoder", "model.policy.memory", "model.optimizer"),
-    *("data.env", "data.eval_env", "data.collector", "data.replay"),
-    *("trainer.callbacks", "trainer.logger", "data", "trainer"),
-)
+
+class Section(NamedTuple):
+    """A section of the config, whose class is fixed."""
+
+    cls: type
+
+
+SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
+
+TOPICS = (*FAMILIES.values(), "data.eval_env", "trainer.callbacks", "trainer.logger", *SECTIONS)
 """Help topics, for messages."""
 
 TEXTS = {
@@ -103,15 +108,6 @@ EXAMPLES = {"monitor": "eval/avg_reward", "id": "CartPole-v1"}
 """Example values for messages."""
 
 EMPTY = inspect.Parameter.empty
-
-
-class Section(NamedTuple):
-    """A section of the config, whose class is fixed."""
-
-    cls: type
-
-
-SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
 
 
 def check_run(arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """List the shipped classes and their settings, for the table of names; imports everything."""
 
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from typing import Any, Literal, get_args, get_origin
 
 import gymnasium
 
 from lightning_rl.checkpoints.registry import PACKAGES
 from lightning_rl.cli import checking
+from lightning_rl.cli.app import RLCLI
 from lightning_rl.cli.first_check import CORE
 from lightning_rl.cli.imports import FOR_THE_TYPIST
+from lightning_rl.cli.names_table import page_key
 from lightning_rl.system.declared import describe_type, parts_of
 from lightning_rl.system.extensions import SUBCOMMANDS, import_present
 from lightning_rl.system.jsonargparse_private import parameters_of
@@ -37,7 +41,14 @@ def list_names() -> dict[str, Any]:
         "classes": listing.classes,
         "families": listing.families,
         "paths": [(path, key) for path, key in paths if key in listing.classes],
+        "pages": {page_key([name, "--help"]): _page_of(name) for name in CORE},
     }
+
+
+def _page_of(subcommand: str) -> str:
+    with redirect_stdout(StringIO()) as page, suppress(SystemExit):
+        RLCLI([subcommand, "--help"])
+    return page.getvalue()
 
 
 class _Listing:

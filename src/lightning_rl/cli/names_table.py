@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
+import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.system.files import write_atomically
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,6 +34,7 @@ class Table(NamedTuple):
         classes: slots of the settings, by class and name.
         families: of each base class, `classes` by bare name, and the names `offered` in messages.
         paths: settings that name a class, each with its class.
+        pages: help pages, by arguments and width of the terminal.
     """
 
     key: str
@@ -39,6 +43,7 @@ class Table(NamedTuple):
     classes: dict[str, dict[str, Any]]
     families: dict[str, dict[str, Any]]
     paths: list[tuple[str, str]]
+    pages: dict[str, str]
 
     def places(self) -> Iterator[tuple[str, str, list[str]]]:
         """Yield path, class and settings of each class that a config may name."""
@@ -56,9 +61,15 @@ def current_table() -> Table | None:
     return None
 
 
+def page_key(arguments: Sequence[str]) -> str:
+    """Return the key of a help page in a terminal as wide as this one; "" for own classes."""
+    plain = all(re.fullmatch(r"[\w-]+|--[\w.]+(=\w+)?", argument) for argument in arguments)
+    return f"{shutil.get_terminal_size().columns} {' '.join(arguments)}" if plain else ""
+
+
 def write_table(content: dict[str, Any]) -> None:
     """Write the table, unless the cache directory cannot be written."""
-    text = json.dumps({"key": _state(), **content})
+    text = json.dumps({**content, "key": _state()})
     with suppress(OSError):
         write_atomically(_file(), lambda file: file.write(text.encode()))
 
@@ -75,5 +86,5 @@ def _state() -> str:
     dependencies = Path(sysconfig.get_path("purelib"))
     files = [dependencies, *sorted(PACKAGE.rglob("*.py"))]
     times = [(str(path), path.stat().st_mtime_ns) for path in files]
-    described = (version("lightning-rl"), sys.version, times)
+    described = (version("lightning-rl"), sys.version, times, *shipped_configs())
     return sha256(repr(described).encode()).hexdigest()

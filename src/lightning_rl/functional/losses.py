@@ -79,11 +79,7 @@ def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
 
 
 def clipped_value_loss(
-    value: Tensor,
-    value_target: Tensor,
-    old_value: Tensor,
-    *,
-    clip_coef: float,
+    value: Tensor, value_target: Tensor, old_value: Tensor, *, clip_coef: float
 ) -> Tensor:
     """Return mean(max((V - target)^2, (V_old + clip(V - V_old, ±clip_coef) - target)^2)).
 

@@ -27,10 +27,7 @@ class UpdateSequence:
     """
 
     def __init__(
-        self,
-        updates: Sequence[Update],
-        follow_up: Callable[[], None],
-        moved: Sequence[Tensor],
+        self, updates: Sequence[Update], follow_up: Callable[[], None], moved: Sequence[Tensor]
     ) -> None:
         self.updates = updates
         self.follow_up = follow_up
@@ -94,5 +91,5 @@ def select_forwarded(
     raise ConfigurationError(
         f"The objective '{name}' passes {quoted(missing)} to the losses after it, but its loss "
         f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
-        "remove it from forwarded_scalars=.",
+        "remove it from forwarded_scalars=."
     )

@@ -251,10 +251,7 @@ class Clock:
 
 
 def random_actions(
-    observation_space: gymnasium.Space[Any],
-    space: gymnasium.Space[Any],
-    num_envs: int,
-    seed: int,
+    observation_space: gymnasium.Space[Any], space: gymnasium.Space[Any], num_envs: int, seed: int
 ) -> Callable[[Any], Tensor]:
     """Return a function that draws actions [N, *A] for observations [N, ...], as masks allow.
 

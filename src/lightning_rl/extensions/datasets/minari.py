@@ -404,8 +404,7 @@ def write_minari(
     storage = import_extra("minari.dataset.minari_storage").MinariStorage
     path = expanded(path)
     require(
-        not path.exists() or not any(path.iterdir()),
-        f"{path} is not empty: give a new directory.",
+        not path.exists() or not any(path.iterdir()), f"{path} is not empty: give a new directory."
     )
     # Absolute, because Minari resolves relative paths against another folder.
     # On the same file system as the target, so that the last move is atomic.

@@ -118,9 +118,7 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
 
 
 def _compared(
-    pairs: list[tuple[np.ndarray, np.ndarray]],
-    space: gymnasium.Space[Any] | None,
-    tolerance: float,
+    pairs: list[tuple[np.ndarray, np.ndarray]], space: gymnasium.Space[Any] | None, tolerance: float
 ) -> dict[str, Any]:
     expected, actual = (np.concatenate(side) for side in zip(*pairs, strict=True))
     equal_share = float((expected == actual).mean())

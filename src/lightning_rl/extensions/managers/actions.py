@@ -42,10 +42,7 @@ class ActionTerm(ABC, Configurable):
     kind: ClassVar[Kind]
 
     def __init__(
-        self,
-        scale: Numbers = 1.0,
-        clip: Numbers | None = None,
-        drives: list[str] | None = None,
+        self, scale: Numbers = 1.0, clip: Numbers | None = None, drives: list[str] | None = None
     ) -> None:
         name = type(self).__name__
         for setting, value in {"scale": scale, "clip": 1.0 if clip is None else clip}.items():
@@ -126,10 +123,7 @@ class DeltaPosition(ActionTerm):
     kind: ClassVar[Kind] = "position"
 
     def __init__(
-        self,
-        scale: Numbers = 0.1,
-        clip: Numbers | None = None,
-        drives: list[str] | None = None,
+        self, scale: Numbers = 0.1, clip: Numbers | None = None, drives: list[str] | None = None
     ) -> None:
         super().__init__(scale, clip, drives)
 

@@ -4,7 +4,6 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +50,12 @@ APART = 1e-3
 SHORTEST_STEP, LARGEST_ARENA = 1e-6, 2**32
 """Smallest timestep of a model in s, and most bytes of its memory for contacts."""
 
-SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
-"""Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
+SIZES = {0: 7, 1: 4, 2: 1, 3: 1}
+"""Numbers of `qpos` by joint type: free, ball, slide, hinge."""
 
-OWNERS = {
-    **dict.fromkeys(("ctrl", "stiffness", "damping"), "actuator"),
-    **{"mass": "body", "qvel": "dof"},
+OWNERS = dict.fromkeys(("ctrl", "stiffness", "damping"), "actuator") | {
+    "mass": "body",
+    "qvel": "dof",
 }
 """Kinds of the parts of entries and quantities; a field's name begins with its kind."""
 
@@ -107,6 +106,7 @@ class Layout:
         kinds: kind of each actuator's control: `position`, `velocity`, `force` or `other`.
         servos: actuators whose gain belongs to their stiffness (1) or damping (2).
         num_sensordata: numbers of the model's own sensors.
+        parts: for each kind of numbers, the name of the part that has each of them.
 
     Raises:
         ConfigurationError: the model does not compile, or its state has parts that a backend does
@@ -147,22 +147,7 @@ class Layout:
         # A servo's bias is (0, -stiffness, -damping).
         masks = {1: is_servo & stiff, 2: is_servo & ~stiff & damped}
         self.servos = {column: mask.nonzero()[0].tolist() for column, mask in masks.items()}
-        # Columns of the sensors in `sensordata`: first the model's own, then the frames.
-        starts = [*model.sensor_adr.tolist(), model.nsensordata]
-        self.num_sensordata = starts[num_sensors]
-        self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}
-        for i, (view, _, _, name) in enumerate(frames, num_sensors):
-            self._slices[view][name] = slice(starts[i], starts[i + 1])
-        self._slices["sensor"] = {
-            model.sensor(i).name: slice(starts[i], starts[i + 1]) for i in range(num_sensors)
-        }
-        joints = [(model.joint(i).name, SIZES[int(model.jnt_type[i])]) for i in range(model.njnt)]
-        for i, view in enumerate(("qpos", "qvel")):
-            address = (model.jnt_qposadr, model.jnt_dofadr)[i]
-            self._slices[view] = {
-                name: slice(int(start), int(start) + size[i])
-                for (name, size), start in zip(joints, address, strict=True)
-            }
+        self.num_sensordata = [*model.sensor_adr.tolist(), model.nsensordata][num_sensors]
         of_joints = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
         self.joints = [
             model.joint(model.actuator_trnid[i, 0]).name if of_joints[i] else model.actuator(i).name
@@ -170,7 +155,9 @@ class Layout:
         ]
         # Actions and settings go by these names, so that an order cannot be mistaken.
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
-        self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
+        measured = [("sensor", model.sensor(i).name) for i in range(num_sensors)]
+        measured += [(view, name) for view, _, _, name in frames]
+        self.parts = {"actuator": self.drives, **_parts(model, measured)}
         self._columns: dict[tuple[Any, ...], Tensor] = {}
 
     def model_for(self, fields: Iterable[str]) -> Any:
@@ -186,21 +173,6 @@ class Layout:
             self._general = _without_shortcuts(self._spec.copy(), self.model)
         return self._general
 
-    @cached_property
-    def parts(self) -> dict[str, list[str]]:
-        """Names of the parts of each kind; `qpos` and `dof`: the joint of each number."""
-        model = self.model
-        joints = [(model.joint(i).name, SIZES[int(model.jnt_type[i])]) for i in range(model.njnt)]
-        parts = {
-            "qpos": [name for name, (size, _) in joints for _ in range(size)],
-            "dof": [name for name, (_, size) in joints for _ in range(size)],
-            "actuator": self.drives,
-        }
-        counts = {"body": model.nbody, "jnt": model.njnt, "geom": model.ngeom, "site": model.nsite}
-        for kind, count in counts.items():
-            parts[kind] = [getattr(model, kind)(i).name for i in range(count)]
-        return parts
-
     def columns(
         self, view: str, names: Sequence[str], device: torch.device | str = "cpu"
     ) -> Tensor:
@@ -212,22 +184,29 @@ class Layout:
         key = view, tuple(names), torch.device(device)
         # Cached, because terms ask for the same columns at every step.
         if key not in self._columns:
-            slices = self._slices[view]
+            parts = self.parts[OWNERS.get(view, view)]
             for name in names:
                 require(
-                    name in slices,
-                    f"The model has no {view} of '{name}'; allowed: {', '.join(slices)}"
-                    f"{closest(name, slices)}.",
+                    name in parts and name != "",
+                    f"The model has no {view} of '{name}'; allowed: "
+                    f"{', '.join(dict.fromkeys(filter(None, parts)))}{closest(name, parts)}.",
                 )
-            self._columns[key] = torch.tensor(
-                [
-                    column
-                    for name in names
-                    for column in range(slices[name].start, slices[name].stop)
-                ],
-                device=device,
-            )
+            columns = [i for name in names for i, part in enumerate(parts) if part == name]
+            self._columns[key] = torch.tensor(columns, device=device)
         return self._columns[key]
+
+
+def _parts(model: Any, measured: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the part of each number, by kind; `measured` are kind and name of each sensor."""
+    counts = {"jnt": model.njnt, "body": model.nbody, "geom": model.ngeom, "site": model.nsite}
+    parts = {k: [getattr(model, k)(i).name for i in range(n)] for k, n in counts.items()}
+    parts["dof"] = [parts["jnt"][i] for i in model.dof_jntid]
+    sizes = [SIZES[int(joint_type)] for joint_type in model.jnt_type]
+    parts["qpos"] = np.repeat(parts["jnt"], sizes).tolist()
+    for view in ("sensor", *FRAMES):
+        names = [name if kind == view else "" for kind, name in measured]
+        parts[view] = np.repeat(names, model.sensor_dim).tolist()
+    return parts
 
 
 def _kind(mujoco: Any, model: Any, i: int) -> str:

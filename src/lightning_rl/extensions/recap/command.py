@@ -151,7 +151,7 @@ class Rounds:
         elif demonstrations is not None:
             tell(
                 f"The rounds will train on played episodes, not on {demonstrations}. If its "
-                f"episodes have success labels, --from {demonstrations} adds them.",
+                f"episodes have success labels, --from {demonstrations} adds them."
             )
         self._phase("base", self._base)
         # Before the first round, so that each round compares with it.

@@ -463,10 +463,7 @@ class RayActor:
         )
         (self._segment,) = context.segments()
         self._loop = RolloutLoop(
-            context,
-            [self._segment],
-            load_weights=self._load_weights,
-            num_loops=setup.num_loops,
+            context, [self._segment], load_weights=self._load_weights, num_loops=setup.num_loops
         )
         if state is None:
             return self._loop.state_dict()

@@ -30,16 +30,10 @@ OPTIONS = {
     "format": Option(Format, None, "html, md or json. Default: by the file's name"),
     "metric": Option(str, METRIC, "evaluation metric to compare runs"),
     "group_by": Option(
-        str,
-        [],
-        "settings that are equal in the runs of a group. Default: all but the seed",
-        True,
+        str, [], "settings that are equal in the runs of a group. Default: all but the seed", True
     ),
     "films_mib": Option(
-        float,
-        10.0,
-        "MiB of films in the page; further films are linked",
-        unused=_has_no_films,
+        float, 10.0, "MiB of films in the page; further films are linked", unused=_has_no_films
     ),
 }
 DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, costs, films."

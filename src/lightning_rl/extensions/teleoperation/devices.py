@@ -32,6 +32,8 @@ Neutral = list[float] | Mapping[str, float] | None
 Steering = Mapping[str, str]
 """Maps a key or an axis to a signed action component, `+elbow` or `+0`, or a discrete action."""
 
+_KEYS = {"take_over": "space", "success": "return", "failure": "backspace", "rerecord": "x"}
+_BUTTONS = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
 _BOX_KEYS: Steering = {
     "up": "+0",
     "down": "-0",
@@ -186,15 +188,8 @@ class Keyboard(Device):
         **kwargs: Unpack[KeyboardKwargs],
     ) -> None:
         super().__init__(**kwargs)
-        defaults = {
-            "take_over": "space",
-            "success": "return",
-            "failure": "backspace",
-            "rerecord": "x",
-        }
-        unknown = set(keys or {}) - set(defaults)
-        require(not unknown, f"keys has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
-        self.keys = {**defaults, **(keys or {})}
+        self.keys = _KEYS | dict(keys or {})
+        _check_meanings("keys", self.keys)
         self.given_steering = steering
         used = [*self.keys.values(), *(steering or {})]
         double = sorted({key for key in used if used.count(key) > 1})
@@ -282,10 +277,8 @@ class Gamepad(Device):
         super().__init__(**kwargs)
         check_range("number", number, minimum=0)
         check_range("dead_zone", dead_zone, minimum=0, below=1)
-        defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
-        unknown = set(buttons or {}) - set(defaults)
-        require(not unknown, f"buttons has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
-        self.buttons = {**defaults, **(buttons or {})}
+        self.buttons = _BUTTONS | dict(buttons or {})
+        _check_meanings("buttons", self.buttons)
         self.axes = _GAMEPAD_AXES if axes is None else axes
         self.steering = _GAMEPAD_BUTTONS if steering is None else steering
         self._typed_targets = [*(axes or {}).values(), *(steering or {}).values()]
@@ -439,6 +432,11 @@ class SpaceMouse(Device):
             numbers = np.frombuffer(payload[: len(payload) // 2 * 2], "<i2")[: 6 - first]
             for i, number in enumerate(numbers, first):
                 self._values[i] = float(np.clip(number / self.FULL_SCALE, -1, 1))
+
+
+def _check_meanings(setting: str, meanings: Mapping[str, Any]) -> None:
+    unknown = sorted(meanings.keys() - _KEYS)
+    require(not unknown, f"{setting} has {unknown}; allowed: {', '.join(_KEYS)}.")
 
 
 def has_display() -> bool:

@@ -217,11 +217,7 @@ class FlowHead(ActionHead):
         return unpadded
 
     def _draw(
-        self,
-        batch: Sequence[int],
-        count: int,
-        generator: torch.Generator | None,
-        uniform: bool,
+        self, batch: Sequence[int], count: int, generator: torch.Generator | None, uniform: bool
     ) -> Tensor:
         size = count * self.noise_size
         noise = torch.empty(*batch, size + uniform, device=self.center.device)

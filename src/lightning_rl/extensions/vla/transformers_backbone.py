@@ -170,11 +170,7 @@ class TransformersBackbone(Backbone):
         return cameras
 
     def _set_statistics(
-        self,
-        kind: str,
-        path: str | None,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        self, kind: str, path: str | None, mean: Sequence[float] | None, std: Sequence[float] | None
     ) -> None:
         statistics = (mean, std) if mean is not None and std is not None else image_statistics(path)
         require(

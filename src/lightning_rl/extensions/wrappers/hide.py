@@ -31,10 +31,10 @@ class PartialObservation(gymnasium.ObservationWrapper):
                 "Dict by actor_keys and critic_keys of the policy."
             )
         size, names = space.shape[0], names_of(space)
-        places = [names.index(entry) if entry in names else entry for entry in entries]
-        # -1 and size - 1 are the same entry: compare them as positive indices.
-        hidden = {i % size for i in places if isinstance(i, int) and -size <= i < size}
-        if not entries or len(hidden) < len(set(places)) or len(hidden) == size:
+        # -1, size - 1 and its name are the same entry.
+        places = {i: i % size for i in range(-size, size)} | {x: i for i, x in enumerate(names)}
+        hidden = {places[entry] for entry in entries if entry in places}
+        if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
             raise ConfigurationError(
                 f"PartialObservation: entries={list(entries)} must be different indices from 0 to "
                 f"{size - 1} or names out of {', '.join(names) or 'none'}, and leave at least one."
