@@ -50,3 +50,28 @@ def test_compiled_they_follow_the_eager_run(curve, tmp_path, traced_only):
     compiled, *_ = train(tmp_path / "compiled", **run_of(curve, compile=True))
     assert any(key[1] == "loss" for key in compiled.learner.graphs._compiled)
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-3, atol=1e-4)
+
+
+BOTH = (CuriousPPO, SymmetricPPO), (SymmetricPPO, CuriousPPO)
+
+
+@pytest.mark.parametrize("bases", BOTH)
+def test_an_algorithm_may_be_curious_and_symmetric(bases, tmp_path):
+    model = MODELS["train/mirror_loss"] | {"algorithm": type("Both", bases, {})}
+    data = RUN["data"] | {"total_env_steps": 4 * 40 * 3}
+    train(tmp_path, **RUN | {"model": model, "data": data})
+    for curve in ("train/mirror_loss", "train/curiosity_loss", "rewards/curiosity"):
+        assert all(value > 0 for _, value in scalars(tmp_path)[curve])
+
+
+@pytest.mark.parametrize("augmentation", [True, False])
+def test_with_correlated_noise_a_mirrored_actor_waits_for_its_critic(augmentation, tmp_path):
+    settings = {"augmentation": augmentation, "critic_warmup_iterations": 2}
+    model = MODELS["train/mirror_loss"] | settings
+    run = {"env": "Pendulum-v1", "policy": {"noise_correlation": 0.9}, "model": model}
+    actors = [
+        train(tmp_path / str(steps), **run, trainer={"max_steps": steps})[0].policy.actor[0].weight
+        for steps in (1, 2, 3)
+    ]
+    assert torch.equal(actors[0], actors[1])
+    assert not torch.equal(actors[0], actors[2])

@@ -1,20 +1,33 @@
 """Rewards, normalizers and the loss of random network distillation are those of a float64 reference."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import RandomNetworkDistillation
+from lightning_rl import (
+    ActorCritic,
+    CuriousPPO,
+    CuriousSAC,
+    HindsightReplay,
+    MixedReplay,
+    RandomNetworkDistillation,
+    ReplayBuffer,
+)
+from lightning_rl.extensions.fsdp.sharding import Sharding
 from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout
 from tests.core.numerics.test_sac import actor_layers
+from tests.helpers import train
 from tests.messages import refused
 from tests.q_references import forward
 from tests.references import numeric_gradient
 
 SPACE = Dict({"arm": Box(-9, 9, (3,)), "eye": Box(0, 255, (8, 8, 3), np.uint8)})
 GAMMA = 0.8
+SMALL = partial(ReplayBuffer, capacity=500)
 
 
 def curiosity(**settings):
@@ -90,9 +103,40 @@ def test_each_state_is_in_one_minibatch():
         ({"keys": None}, ("keys", "8, 8, 3")),
         ({"keys": ["leg"]}, ("leg", "arm", "eye")),
         ({"weight": -1.0}, ("weight", "-1.0")),
+        ({"weight": []}, ("weight", "[]", "[[env steps, weight], ...]")),
+        ({"weight": [[1.0]]}, ("weight", "[[1.0]]")),
         ({"gamma": 1.0}, ("gamma", "1.0")),
     ],
 )
 def test_what_is_no_state_is_refused(settings, names):
     with refused(names=names):
         curiosity(**settings)
+
+
+def test_under_fsdp_it_is_refused_by_name():
+    spaces = Box(-1, 1, (3,)), Box(-1, 1, (1,))
+    algorithm = CuriousPPO(ActorCritic(*spaces))
+    with refused(names=("fsdp", "CuriousPPO", "curiosity", "ddp")):
+        Sharding.check(None, algorithm, algorithm.configure_objectives())
+
+
+@pytest.mark.parametrize("replay", [HindsightReplay, MixedReplay])
+def test_a_replay_with_rewards_that_lack_its_part_is_refused(replay, tmp_path):
+    rooms = {"online": SMALL, "offline": SMALL} if replay is MixedReplay else {"capacity": 500}
+    data = {"buffer_size": 40, "replay": partial(replay, **rooms)}
+    with refused(names=("CuriousSAC", replay.__name__, "data.replay: ReplayBuffer")):
+        train(
+            tmp_path,
+            env="tests.goal_envs:tests/Point-v0",
+            data=data,
+            model={"algorithm": CuriousSAC},
+        )
+
+
+def test_with_another_number_of_envs_a_resumed_run_begins_new_sums(tmp_path):
+    run = {"env": "Pendulum-v1", "model": {"algorithm": CuriousPPO}}
+    train(tmp_path / "first", **run, data={"buffer_size": 8, "total_env_steps": 32})
+    data = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 128}
+    path = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    module, *_ = train(tmp_path / "second", **run, data=data, ckpt_path=str(path))
+    assert (module.env_steps, module.curiosity.carry.shape) == (128, (2,))

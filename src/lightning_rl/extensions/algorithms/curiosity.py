@@ -15,6 +15,8 @@ from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RunningMoments, mlp
 from lightning_rl.extend.rollout import add_transition_field, next_observations
+from lightning_rl.extensions.algorithms.hindsight import HindsightReplay
+from lightning_rl.extensions.datasets.mixed_replay import MixedReplay
 from lightning_rl.functional import discounted_return
 from lightning_rl.kwargs import CuriousPPOKwargs, CuriousSACKwargs, Unpack
 
@@ -69,6 +71,10 @@ class RandomNetworkDistillation(nn.Module):
         check_range("learning_rate", learning_rate, above=0)
         check_range("batch_size", batch_size, minimum=1)
         self.points = [(0.0, weight)] if isinstance(weight, int | float) else sorted(weight)
+        require(
+            bool(self.points) and all(len(point) == 2 for point in self.points),
+            f"weight must be a number, or points [[env steps, weight], ...], got {weight}.",
+        )
         for _, value in self.points:
             check_range("weight", value, minimum=0)
         self.keys, size = _state_of(observation_space, keys)
@@ -172,8 +178,15 @@ class Curious(_Base):
         """Add the reward to a fresh rollout `batch` [N, T+1], and learn to predict its states.
 
         Raises:
-            ConfigurationError: the env takes chunks of actions.
+            ConfigurationError: the env takes chunks of actions, or a replay has other rewards.
         """
+        replay = self.data.replay
+        require(
+            not isinstance(replay, HindsightReplay | MixedReplay),
+            f"{type(self).__name__} adds its reward to rollouts, but {type(replay).__name__} also "
+            "draws rewards without it, of new goals or demonstrations: set data.replay: "
+            "ReplayBuffer, or use SAC.",
+        )
         require(
             "executed" not in batch.keys(),
             f"{type(self).__name__} rewards single actions, but this env takes chunks of actions.",
