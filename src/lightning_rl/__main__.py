@@ -5,14 +5,11 @@ import sys
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lightning_rl.system.extensions import SUBCOMMANDS
 from lightning_rl.system.output import tell
 from lightning_rl.system.signals import interrupted_by_signals
-
-if TYPE_CHECKING:
-    from lightning_rl.cli.names_table import Table
 
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
@@ -79,7 +76,7 @@ def _import_and_run(arguments: list[str]) -> None:
     run(arguments)
 
 
-def _table() -> "Table | None":
+def _table() -> Any:
     """Return the table of names; make it, which takes seconds, if the package has changed."""
     from lightning_rl.cli.names_table import current_table, write_table
 
@@ -95,18 +92,18 @@ def _help(arguments: list[str]) -> None:
     from lightning_rl.cli.names_table import current_table, page_key, write_table
 
     key, table = page_key(arguments), current_table()
-    if not key or (table and key in table.pages):
-        return tell(table.pages[key], end="") if table and key else _import_and_run(arguments)
-    made = StringIO()
+    if table and key in table.pages:
+        return tell(table.pages[key], end="")
+    page = StringIO()
     try:
-        with redirect_stdout(made):
+        with redirect_stdout(page):
             _import_and_run(arguments)
     except SystemExit as stop:
-        if not stop.code and (table := current_table()):
-            write_table({**table._asdict(), "pages": {**table.pages, key: made.getvalue()}})
+        if key and not stop.code and (table := current_table()):
+            write_table({**table._asdict(), "pages": {**table.pages, key: page.getvalue()}})
         raise
     finally:
-        tell(made.getvalue(), end="")
+        tell(page.getvalue(), end="")
 
 
 def _print_completion(shells: list[str]) -> None:

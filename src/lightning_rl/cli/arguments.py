@@ -14,13 +14,7 @@ from lightning_rl.checkpoints.saved import describe_missing, missing_settings, s
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
 from lightning_rl.cli.first_check import TRAINS, resolved_options
-from lightning_rl.cli.parsing import (
-    asks_for_help,
-    merge_options,
-    normalize_options,
-    value_of,
-    without,
-)
+from lightning_rl.cli.parsing import asks_for_help, merge_options, normalize_options, value_of
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml
@@ -42,9 +36,6 @@ OF_TRAINING: tuple[str, ...] = (
     *("trainer.keep_checkpoints", "trainer.log", "trainer.max_", "trainer.save_replay"),
 )
 """Beginnings of options without effect in `validate`, `test` and `play`."""
-
-OF_EVALUATION = ("model.policy", "model.threshold")
-"""Options that begin as one of `OF_TRAINING` but have an effect."""
 
 
 class Completed(NamedTuple):
@@ -88,13 +79,13 @@ def _name_unused(arguments: Sequence[str], typed: Sequence[str], checkpoint: str
     algorithm = f"{settings.get('model.class_path')}"
     # An algorithm of the user may evaluate by its own settings.
     is_own = not algorithm.startswith("lightning_rl.") and "." in algorithm
-    effective = (*OF_EVALUATION, "model.") if is_own else OF_EVALUATION
-    of_runs, of_weights = ("exp_name", "output_dir"), ("seed_everything", "data.seed")
+    effective = ("model.",) if is_own else ("model.policy", "model.threshold")
+    of_start = ("trainer.init_from", "seed_everything", "data.seed")
     continued = "on training, which continues with the checkpoint's weights and random numbers"
     rules = (
         (not trains, OF_TRAINING, f"on {subcommand}, only on training"),
-        (not trains and is_path, of_runs, "without --ckpt_path last or best"),
-        (trains and resumes, ("trainer.init_from", *of_weights), continued),
+        (not trains and is_path, ("exp_name", "output_dir"), "without --ckpt_path last or best"),
+        (trains and resumes, of_start, continued),
         (trains and not resumes, ("restore_replay", "trust_code"), "without --ckpt_path"),
         (trains and not settings.get(every), ("trainer.keep_checkpoints",), f"without --{every}"),
     )
@@ -164,7 +155,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         config = checked.config
         rank_zero_only(tell)(str(checked), sys.stderr, end="")
     # Pass the path, because a newer run could be `last` later.
-    remaining = without("--ckpt_path", options)
+    remaining = [option for option in options if not option.startswith("--ckpt_path=")]
     arguments = [subcommand, f"--config={config}", *remaining, f"--ckpt_path={path.absolute()}"]
     return Completed(arguments, trusted, remaining)
 

@@ -63,8 +63,8 @@ def current_table() -> Table | None:
 
 def page_key(arguments: Sequence[str]) -> str:
     """Return the key of a help page in a terminal as wide as this one; "" for own classes."""
-    plain = all(re.fullmatch(r"[\w-]+|--[\w.]+(=\w+)?", argument) for argument in arguments)
-    return f"{shutil.get_terminal_size().columns} {' '.join(arguments)}" if plain else ""
+    is_shipped = all(re.fullmatch(r"[\w-]+|--[\w.]+(=\w+)?", argument) for argument in arguments)
+    return f"{shutil.get_terminal_size().columns} {' '.join(arguments)}" if is_shipped else ""
 
 
 def write_table(content: dict[str, Any]) -> None:

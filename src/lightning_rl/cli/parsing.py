@@ -179,11 +179,6 @@ def value_of(flag: str, options: Sequence[str]) -> str | None:
     return value
 
 
-def without(flag: str, options: Sequence[str]) -> list[str]:
-    """Return options (in the form of `normalize_options`) without a flag."""
-    return [option for option in options if option.partition("=")[0] != flag]
-
-
 def no_option(text: str) -> UsageError:
     """Return the error about a text that belongs to no option."""
     cure = f"an option is --name value{counterpart(text.partition('=')[0])}"

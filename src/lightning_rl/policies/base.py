@@ -280,10 +280,7 @@ class Policy(nn.Module, ABC, Configurable):
 
 
 def _refuse_unread(
-    name: str,
-    space: gymnasium.Space[Any],
-    reads: Sequence[str] | None,
-    ignored: Sequence[str],
+    name: str, space: gymnasium.Space[Any], reads: Sequence[str] | None, ignored: Sequence[str]
 ) -> None:
     keys = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
     for key in ignored:

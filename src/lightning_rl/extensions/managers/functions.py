@@ -1,8 +1,8 @@
 """Terms with short names in configs."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -131,14 +131,12 @@ def randomize(
     return env.entries_for(name, numbers.reshape(value.shape).to(value.dtype))
 
 
-def _bounds(
-    low: Bound, high: Bound, names: Sequence[str], size: int, entry: str
-) -> list[float | list[float]]:
+def _bounds(low: Bound, high: Bound, names: list[str], size: int, entry: str) -> list[Any]:
     """Return each bound of `randomize` as one number or `size`, NaN for parts without a bound."""
     bounds, parts = (low, high), ", ".join(dict.fromkeys(names)) or "none, as they have no names"
-    chosen = [bound.keys() for bound in bounds if isinstance(bound, Mapping)]
+    names_of_bounds = [bound.keys() for bound in bounds if isinstance(bound, Mapping)]
     require(
-        all(keys == chosen[0] and keys <= {*names} for keys in chosen)
+        all(keys == names_of_bounds[0] and keys <= {*names} for keys in names_of_bounds)
         and all(len(bound) == size for bound in bounds if isinstance(bound, list)),
         f"randomize {entry}: low and high are one number, a list of {size}, or {{name: number}} "
         f"with the same names out of {parts}; got {low} and {high}.",

@@ -87,7 +87,8 @@ class MujocoView(EnvView):
         return nominal_of(name, self.env.parameters(), self.env.layout.servos)
 
     def number_names(self, name: str, size: int) -> list[str]:
-        parts: list[str] = self.env.layout.parts.get(OWNERS.get(name, name.partition("_")[0]), [])
+        kind = name.partition("_")[0]
+        parts: list[str] = self.env.layout.parts.get(OWNERS.get(kind, kind), [])
         return [part for part in parts for _ in range(size // len(parts))]
 
     def entries_for(self, name: str, value: Tensor) -> dict[str, Tensor]:

@@ -53,11 +53,8 @@ SHORTEST_STEP, LARGEST_ARENA = 1e-6, 2**32
 SIZES = {0: 7, 1: 4, 2: 1, 3: 1}
 """Numbers of `qpos` by joint type: free, ball, slide, hinge."""
 
-OWNERS = dict.fromkeys(("ctrl", "stiffness", "damping"), "actuator") | {
-    "mass": "body",
-    "qvel": "dof",
-}
-"""Kinds of the parts of entries and quantities; a field's name begins with its kind."""
+OWNERS = {"mass": "body", "stiffness": "ctrl", "damping": "ctrl", "actuator": "ctrl", "dof": "qvel"}
+"""Kinds of the parts of quantities and fields, by the first word of their names."""
 
 
 def read_spec(model: Any) -> Any:
@@ -157,7 +154,7 @@ class Layout:
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         measured = [("sensor", model.sensor(i).name) for i in range(num_sensors)]
         measured += [(view, name) for view, _, _, name in frames]
-        self.parts = {"actuator": self.drives, **_parts(model, measured)}
+        self.parts = {"ctrl": self.drives, **_parts(model, measured)}
         self._columns: dict[tuple[Any, ...], Tensor] = {}
 
     def model_for(self, fields: Iterable[str]) -> Any:
@@ -184,7 +181,7 @@ class Layout:
         key = view, tuple(names), torch.device(device)
         # Cached, because terms ask for the same columns at every step.
         if key not in self._columns:
-            parts = self.parts[OWNERS.get(view, view)]
+            parts = self.parts[view]
             for name in names:
                 require(
                     name in parts and name != "",
@@ -200,7 +197,7 @@ def _parts(model: Any, measured: Sequence[tuple[str, str]]) -> dict[str, list[st
     """Return the part of each number, by kind; `measured` are kind and name of each sensor."""
     counts = {"jnt": model.njnt, "body": model.nbody, "geom": model.ngeom, "site": model.nsite}
     parts = {k: [getattr(model, k)(i).name for i in range(n)] for k, n in counts.items()}
-    parts["dof"] = [parts["jnt"][i] for i in model.dof_jntid]
+    parts["qvel"] = [parts["jnt"][i] for i in model.dof_jntid]
     sizes = [SIZES[int(joint_type)] for joint_type in model.jnt_type]
     parts["qpos"] = np.repeat(parts["jnt"], sizes).tolist()
     for view in ("sensor", *FRAMES):

@@ -313,7 +313,7 @@ class _Sweep:
         if failed:
             tell(
                 f"{failed} of {self.journal.total} trials failed; to try them again: rl-cli "
-                f"sweep --resume {self.directory}",
+                f"sweep --resume {self.directory}"
             )
             sys.exit(1)
 

@@ -44,11 +44,7 @@ class CorrelatedNoise(ActionDistribution):
         self.state_size = size + 1 if noise_correlation else 0
 
     def sample_around(
-        self,
-        mean: Tensor,
-        std: Tensor,
-        noise: Tensor | None,
-        state: Tensor | None,
+        self, mean: Tensor, std: Tensor, noise: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return mean + std * e [B, A], and `next_state` if there is a state.
 
