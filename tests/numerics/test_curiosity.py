@@ -103,8 +103,7 @@ def test_each_state_is_in_one_minibatch():
         ({"keys": None}, ("keys", "8, 8, 3")),
         ({"keys": ["leg"]}, ("leg", "arm", "eye")),
         ({"weight": -1.0}, ("weight", "-1.0")),
-        ({"weight": []}, ("weight", "[]", "[[env steps, weight], ...]")),
-        ({"weight": [[1.0]]}, ("weight", "[[1.0]]")),
+        ({"weight": []}, ("weight", "[env steps, weight]", "1", "0")),
         ({"gamma": 1.0}, ("gamma", "1.0")),
     ],
 )

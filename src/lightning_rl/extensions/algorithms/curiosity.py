@@ -71,10 +71,7 @@ class RandomNetworkDistillation(nn.Module):
         check_range("learning_rate", learning_rate, above=0)
         check_range("batch_size", batch_size, minimum=1)
         self.points = [(0.0, weight)] if isinstance(weight, int | float) else sorted(weight)
-        require(
-            bool(self.points) and all(len(point) == 2 for point in self.points),
-            f"weight must be a number, or points [[env steps, weight], ...], got {weight}.",
-        )
+        check_range("weight: the number of points [env steps, weight]", len(self.points), minimum=1)
         for _, value in self.points:
             check_range("weight", value, minimum=0)
         self.keys, size = _state_of(observation_space, keys)
@@ -183,9 +180,8 @@ class Curious(_Base):
         replay = self.data.replay
         require(
             not isinstance(replay, HindsightReplay | MixedReplay),
-            f"{type(self).__name__} adds its reward to rollouts, but {type(replay).__name__} also "
-            "draws rewards without it, of new goals or demonstrations: set data.replay: "
-            "ReplayBuffer, or use SAC.",
+            f"{type(self).__name__} adds its reward to rollouts, but new goals and demonstrations "
+            f"of {type(replay).__name__} have none: set data.replay: ReplayBuffer, or use SAC.",
         )
         require(
             "executed" not in batch.keys(),

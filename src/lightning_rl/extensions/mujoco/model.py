@@ -182,11 +182,12 @@ class Layout:
         # Cached, because terms ask for the same columns at every step.
         if key not in self._columns:
             parts = self.parts[view]
+            allowed = dict.fromkeys(filter(None, parts))
             for name in names:
                 require(
-                    name in parts and name != "",
-                    f"The model has no {view} of '{name}'; allowed: "
-                    f"{', '.join(dict.fromkeys(filter(None, parts)))}{closest(name, parts)}.",
+                    name in allowed,
+                    f"The model has no {view} of '{name}'; allowed: {', '.join(allowed)}"
+                    f"{closest(name, allowed)}.",
                 )
             columns = [i for name in names for i, part in enumerate(parts) if part == name]
             self._columns[key] = torch.tensor(columns, device=device)
