@@ -102,19 +102,6 @@ def test_both_ways_draw_from_the_same_distribution(space, kwargs):
     assert ((mean - other).abs() <= 4 * (error + other_error).sqrt() + 1e-9).all()
 
 
-def test_the_actor_sees_the_weights_of_now():
-    policy, rollout = make(Discrete(4))
-    actor = policy.rollout_actor(rollout)
-    act(actor)
-    before = rollout["action"].clone()
-    act(actor)
-    assert torch.equal(before, rollout["action"])
-    with torch.no_grad():
-        policy.actor[-1].bias[2] += 100
-    act(actor)
-    assert (rollout["action"][:, :-1] == 2).all()
-
-
 @pytest.mark.parametrize(
     ("space", "kwargs"),
     [
