@@ -35,6 +35,9 @@ EVENTS = {
 }
 
 
+NEAR = {"name": "distance", "promote": 0.3, "demote": 0.6}
+
+
 def managed(num_envs, events=None):
     """A task with a term of each kind, most of them a user's own."""
     return PushCube(
@@ -50,7 +53,7 @@ def managed(num_envs, events=None):
             },
             "critic": {"own": Observation("task_observation")},
         },
-        curriculum={"level": Curriculum("by_success")},
+        curriculum={"level": Curriculum("by_success"), "near": Curriculum("ByMean", NEAR)},
         max_episode_steps=12,
         events=events,
     )
@@ -131,6 +134,7 @@ def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path
         "friction",
         "terminations/idle/count",
         "curriculum/level",
+        "curriculum/near/sum",
     } <= names.keys()
     assert names["friction"].unique().numel() == 4
     train(tmp_path / "parts", **RUN, ckpt_path=last(tmp_path / "parts"))

@@ -242,6 +242,37 @@ def test_a_level_rises_with_success_at_the_end_of_an_episode_and_stays():
     assert (env.step(torch.zeros(3, 1))[-1]["metrics"]["hard"] == 0.5).all()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_level_is_promoted_and_demoted_by_the_mean_of_an_episode(sign):
+    params = {"name": "step", "promote": sign * 1.5, "demote": sign * 0.5, "up": 0.25, "down": 0.5}
+    env = Drift(3, 4, curriculum={"range": Curriculum("ByMean", params, start=0.5)})
+    env.reset(seed=0)
+    levels = []
+    for _ in range(2):  # two episodes
+        for action in (0.2, 0.4, 1.0, 0.4):  # of a mean of .5
+            row = torch.tensor([[2.0], [1.0], [0.0]]) * action * sign  # means of 2, 1 and 0
+            *_, info = env.step(row)
+            levels.append(info["metrics"]["range"])
+    assert (levels[3] == 0.5).all(), "within an episode it stays"
+    assert levels[4].tolist() == [0.75, 0.5, 0.0]
+    env.load_state_dict(env.state_dict())
+    *_, info = env.step(torch.zeros(3, 1))
+    assert info["metrics"]["range"].tolist() == [1.0, 0.5, 0.0], "within the range"
+    with refused(names=("ByMean", "promote", "demote")):
+        Drift(1, curriculum={"range": Curriculum("ByMean", params | {"demote": params["promote"]})})
+
+
+def test_a_level_is_counted_by_its_own_steps_in_a_random_first_episode():
+    params = {"name": "step", "promote": 1.0, "demote": -1.0}
+    env = Drift(8, 20, curriculum={"range": Curriculum("ByMean", params)})
+    env.randomize_first_episodes(20)
+    env.reset(seed=0)
+    for _ in range(20):
+        env.step(torch.full((8, 1), 0.6))
+    *_, info = env.step(torch.full((8, 1), 0.6))
+    assert (info["metrics"]["range"] == 0.1).all(), "a mean of 1.2 in each first episode"
+
+
 def test_history_delay_noise_clip_and_scale_of_observations():
     terms = {
         "old": Observation("task_observation", delay=(2, 2)),

@@ -170,11 +170,55 @@ def over_steps(env: EnvView, level: Tensor, steps: float, maximum: float = 1.0) 
     return (level + env.elapsed * (maximum / steps)).clamp(max=maximum)
 
 
+class ByMean:
+    """Return the level [M], promoted or demoted by the mean of a quantity over the episode.
+
+    Args:
+        name: a quantity of the task; see `measurement`.
+        promote: mean from which the level rises: at least this, or at most if it is below `demote`.
+        demote: mean from which the level falls.
+        up, down, minimum, maximum: as in `by_success`.
+
+    Raises:
+        ConfigurationError: `promote` equals `demote`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        promote: float,
+        demote: float,
+        up: float = 0.1,
+        down: float = 0.1,
+        minimum: float = 0.0,
+        maximum: float = 1.0,
+    ) -> None:
+        require(promote != demote, f"ByMean: promote and demote must differ, got {promote}.")
+        self._name, self._limits = name, (promote, demote)
+        self._steps, self._range = (up, down), (minimum, maximum)
+
+    def start(self, env: EnvView) -> dict[str, Tensor]:
+        """Return an empty sum and its number of steps, [M] each."""
+        zeros = torch.zeros(env.num_envs, device=env.device)
+        # Steps are counted here, because `elapsed` of a first episode may begin at another number.
+        return {"sum": zeros, "steps": zeros}
+
+    def __call__(
+        self, env: EnvView, memory: dict[str, Tensor], level: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        total = memory["sum"] + measurement(env, self._name)
+        steps = memory["steps"] + 1
+        (promote, demote), (up, down), mean = self._limits, self._steps, total / steps
+        sign = 1.0 if promote > demote else -1.0
+        change = up * (sign * mean >= sign * promote) - down * (sign * mean <= sign * demote)
+        return (level + change).clamp(*self._range), {"sum": total, "steps": steps}
+
+
 SHIPPED = tuple(
     function.__name__
     for function in (
         *(action_size, by_success, constant, entry, is_failure, is_success, is_terminated),
-        *(measurement, out_of_range, over_steps, randomize, task_observation),
+        *(measurement, out_of_range, over_steps, randomize, task_observation, ByMean),
     )
 )
 """Names of the terms."""
