@@ -206,6 +206,7 @@ class ByMean:
     def __call__(
         self, env: EnvView, memory: dict[str, Tensor], level: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the next level [M] of a level [M], and the memory."""
         total = memory["sum"] + measurement(env, self._name)
         steps = memory["steps"] + 1
         (promote, demote), (up, down), mean = self._limits, self._steps, total / steps
