@@ -8,6 +8,7 @@ from lightning_rl.envs.factories import make_env as make_env
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco as import_mujoco
 from lightning_rl.envs.infos import InfoReader as InfoReader
 from lightning_rl.envs.infos import report_intervention as report_intervention
+from lightning_rl.envs.other_libraries import replacement as replacement
 from lightning_rl.envs.pictures import one_picture as one_picture
 from lightning_rl.envs.refusals import refuse_missing_end as refuse_missing_end
 from lightning_rl.envs.step_results import bounds_of as bounds_of
@@ -15,7 +16,6 @@ from lightning_rl.envs.step_results import check_vector as check_vector
 from lightning_rl.envs.torch.counter_random import key_of as key_of
 from lightning_rl.envs.torch.counter_random import uniforms as uniforms
 from lightning_rl.envs.torch.torch_env import Transition as Transition
-from lightning_rl.envs.vector_env import Info as Info
 from lightning_rl.envs.vector_env import Observation as Observation
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import Seed as Seed

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv, VectorEnvWrapper
-from lightning_rl.extend.envs import Info, RestoreError, Seed, key_of
 from lightning_rl.extend.envs import Observation as Observed
+from lightning_rl.extend.envs import RestoreError, Seed, key_of
 from lightning_rl.extend.errors import EnvFaultError, require
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import named, names_of
@@ -94,13 +94,13 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
             self.single_observation_space = self._observations.space(first)
         self._memory: TensorDict = TensorDict({}, [num_envs])
 
-    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observed, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observed, dict[str, Any]]:
         observation, info = self.env.reset(seed, options)
         self._seeds(seed)
         self._memory = self._start(observation, slice(None))
         return self._observed(self._memory, observation), info
 
-    def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, dict[str, Any]]:
         env_action = action
         if self._action is not None:
             clipped = self._action.clipped_action(action)

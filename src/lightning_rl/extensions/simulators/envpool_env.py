@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv
 from lightning_rl.extend.envs import (
-    Info,
     InfoReader,
     Observation,
     Seed,
@@ -78,7 +77,7 @@ class EnvPoolEnv(VectorEnv):
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
 
-    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         if seed is not None or self._pool is None:
             self.close()  # a pool takes seeds only at its construction
             if seed is None:
@@ -92,7 +91,7 @@ class EnvPoolEnv(VectorEnv):
             observation, _ = self._pool.reset()
         return _to_tensors(observation), {}
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         require(self._pool is not None, "Call reset before the first step, and after close.")
         actions = action.cpu().numpy()
         if self._clip is not None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv
 from lightning_rl.extend.envs import (
-    Info,
     Observation,
     Seed,
     check_vector,
     refuse_missing_end,
+    replacement,
 )
 from lightning_rl.extend.errors import EnvFaultError, closest, require
 from lightning_rl.extend.rollout import FieldSpec, map_tree
@@ -121,7 +121,7 @@ class TensorSimulator(VectorEnv):
         late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
         return super().extra_fields | late
 
-    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         simulator_seed: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
             # One seed has to do for all envs.
@@ -139,7 +139,7 @@ class TensorSimulator(VectorEnv):
         self._late = torch.zeros_like(self._late)
         return self._last, {}
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         previous = self._last
         if self._missing_final == "last_observation":
             previous = map_tree(torch.clone, previous)  # the simulator may overwrite its tensors
@@ -279,8 +279,11 @@ class TensorSimulator(VectorEnv):
         kind = type(self.simulator).__name__
         raise ConfigurationError(
             f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}. "
-            "It must return a simulator of N envs, with num_envs, device, single_action_space, "
-            "reset and step."
+            + (
+                replacement(self.simulator)
+                or "It must return a simulator of N envs, with num_envs, device, "
+                "single_action_space, reset and step."
+            )
         )
 
     def _check_resets(self) -> None:

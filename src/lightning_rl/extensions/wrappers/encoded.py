@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Encoder, VectorEnv, VectorEnvWrapper
-from lightning_rl.extend.envs import Info, Observation, Seed
+from lightning_rl.extend.envs import Observation, Seed
 from lightning_rl.extend.errors import closest, require
 
 ENCODED_TOGETHER = 256
@@ -111,11 +111,11 @@ class EncodedObservations(VectorEnvWrapper):
             )
         return FeatureSpace(encoder, source, self.env.device)
 
-    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, Info]:
+    def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         observation, info = self.env.reset(seed, options)
         return self._encoded(observation), info
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         encoded = self._encoded(observation)
         if "final_obs" in info:
