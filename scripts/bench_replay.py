@@ -18,7 +18,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ReplayBuffer
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 
 VECTOR, ACTION = Box(-np.inf, np.inf, (17,)), Box(-1.0, 1.0, (6,))
 PICTURE = Box(0, 255, (64, 64, 3), np.uint8)

@@ -39,11 +39,11 @@ def extensions_of(path: Path) -> frozenset[str]:
         text = (file := waiting.pop()).read_text()
         seen.add(file)
         words = {*re.findall(r'[A-Z]\w+|"\w+"', text)}
-        places = [HOMES[word].split(".") for word in words if word in HOMES]
-        names |= {place[2] for place in places if place[1] == "extensions"}
-        names |= {*re.findall(r"lightning_rl\.extensions\.(\w+)", text)}
+        places = " ".join(HOMES.get(word, "") for word in words)
+        names |= {*re.findall(r"lightning_rl\.extensions\.(\w+)", text + places)}
         others = [ROOT / "configs" / name for name in re.findall(r"\w+\.yaml", text)]
-        others += [ROOT / f"tests/{n}.py" for n in re.findall(r"from tests\.(\w+) import", text)]
+        modules = re.findall(r"from (tests\.[\w.]+) import", text)
+        others += [ROOT.joinpath(*m.split(".")).with_suffix(".py") for m in modules]
         waiting += [other for other in others if other.is_file() and other not in seen]
     return frozenset(names)
 

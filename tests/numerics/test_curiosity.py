@@ -18,7 +18,8 @@ from lightning_rl import (
     ReplayBuffer,
 )
 from lightning_rl.extensions.fsdp.sharding import Sharding
-from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
+from lightning_rl.rollout.contract import FinalObservationWriter
 from tests.core.numerics.test_sac import actor_layers
 from tests.helpers import train
 from tests.messages import refused

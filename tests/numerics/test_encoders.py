@@ -43,7 +43,7 @@ from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.system.construction import config_of
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes

@@ -14,9 +14,9 @@ from lightning_rl.collectors import AsyncCollector, EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.extensions.tasks import gymnasium_tasks
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
     FinalObservationWriter,
-    allocate_rollout,
     final_observations,
     next_observations,
 )

@@ -10,11 +10,11 @@ from gymnasium.spaces import Box, Dict, Discrete
 from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers.segments import copy_rollout, rollout_from, rollout_state
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     FinalObservations,
     FinalObservationWriter,
-    allocate_rollout,
     check_finite,
     clear_final_observations,
     final_observations,

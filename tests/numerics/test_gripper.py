@@ -25,7 +25,7 @@ from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert, Scri
 from lightning_rl.extensions.wrappers.penalty import GripperPenalty, PenaltyTerms
 from lightning_rl.functional import double_q_target
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
 from tests.core.numerics.test_sac import (

@@ -32,11 +32,8 @@ from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import (
-    FinalObservationWriter,
-    allocate_rollout,
-    next_observations,
-)
+from lightning_rl.rollout.allocation import allocate_rollout
+from lightning_rl.rollout.contract import FinalObservationWriter, next_observations
 from lightning_rl.system import ranks
 from tests.core.equivalence.test_resume import assert_resumes
 from tests.core.numerics.test_sac import (

@@ -19,7 +19,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import action_function, run_episodes
 from lightning_rl.policies.distributions.gaussians import distribution_for
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv

@@ -23,7 +23,7 @@ from lightning_rl import (
 )
 from lightning_rl.extensions.algorithms.teacher import MixedActor, Teacher
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from tests.helpers import assert_same, fit_in, last, load, make_data, scalars, uncompiled_traces
 from tests.messages import assert_names, refused
 from tests.variants import variant

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from lightning_rl import PPO, ActorCritic, RLDataModule, check_env, load_policy
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.infos import InfoReader
-from lightning_rl.rollout.contract import allocate_rollout, map_tree
+from lightning_rl.rollout.allocation import allocate_rollout
+from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import fit_in, train

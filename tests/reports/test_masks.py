@@ -15,7 +15,7 @@ from lightning_rl.collectors.uniform_actor import UniformActor
 from lightning_rl.extensions.datasets.record import script_action_function
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import ports_of
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.masks import allowed_random_action
 from lightning_rl.rollout.structured_actions import choices_of, flat_actions
 

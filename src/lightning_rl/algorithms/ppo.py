@@ -27,6 +27,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import add_transition_field, discount_of
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.rank_moments import normalize_over_ranks
 
 
 class PPO(OnPolicyAlgorithm):
@@ -134,7 +135,7 @@ class PPO(OnPolicyAlgorithm):
             # Padding and interventions must not change mean and standard deviation.
             x = advantage if policy_mask is None else advantage[policy_mask]
             if ranks.world_size() > 1:
-                x = ranks.normalize_over_ranks(x.flatten(), [x.numel()]).view_as(x)
+                x = normalize_over_ranks(x.flatten(), [x.numel()]).view_as(x)
             else:
                 x = normalize_advantage(x)
             advantage = x if policy_mask is None else advantage.masked_scatter(policy_mask, x)
@@ -147,7 +148,7 @@ class PPO(OnPolicyAlgorithm):
         fields = super().prepared_fields(flat, order, sizes)
         if self.normalize_advantage == "minibatch":
             advantage = flat["advantage"].index_select(0, order)
-            fields["advantage"] = ranks.normalize_over_ranks(advantage, sizes)
+            fields["advantage"] = normalize_over_ranks(advantage, sizes)
         return fields
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:

@@ -15,7 +15,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from lightning_rl.rollout.contract import FieldSpec, leaves_by_path, space_spec
+from lightning_rl.rollout.allocation import space_spec
+from lightning_rl.rollout.contract import FieldSpec, leaves_by_path
 
 Place = Literal["cpu", "device", "disk"]
 """Where columns are stored."""

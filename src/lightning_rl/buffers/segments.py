@@ -8,11 +8,10 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.rollout.allocation import allocate_final_storage, allocate_rollout
 from lightning_rl.rollout.contract import (
     FieldSpec,
     FinalObservations,
-    allocate_final_storage,
-    allocate_rollout,
     clear_bootstrap_slot,
     copy_tree,
     final_storage,

@@ -15,7 +15,7 @@ from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.weights import check_weights_are_numbers
-from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.allocation import space_spec
 from lightning_rl.rollout.structured_actions import StructuredActions, as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, require
 

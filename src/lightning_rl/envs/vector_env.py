@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.steppers import RolloutStepper, StepwiseStepper
-from lightning_rl.rollout.contract import INFO, FieldSpec, intervention_fields
+from lightning_rl.rollout.allocation import intervention_fields
+from lightning_rl.rollout.contract import INFO, FieldSpec
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.construction import NamedSettings
 from lightning_rl.system.errors import ConfigurationError, require

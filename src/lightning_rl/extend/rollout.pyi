@@ -1,8 +1,8 @@
 """The data contract: fields of a rollout, and trees of tensors."""
 
+from lightning_rl.rollout.allocation import allocate_rollout as allocate_rollout
 from lightning_rl.rollout.contract import FieldSpec as FieldSpec
 from lightning_rl.rollout.contract import add_transition_field as add_transition_field
-from lightning_rl.rollout.contract import allocate_rollout as allocate_rollout
 from lightning_rl.rollout.contract import final_observations as final_observations
 from lightning_rl.rollout.contract import flat_transitions as flat_transitions
 from lightning_rl.rollout.contract import leaves_by_path as leaves_by_path

@@ -1,6 +1,6 @@
 """Observation and action spaces: masks, names and structured actions."""
 
-from lightning_rl.rollout.contract import space_spec as space_spec
+from lightning_rl.rollout.allocation import space_spec as space_spec
 from lightning_rl.rollout.masks import MASK as MASK
 from lightning_rl.rollout.masks import allowed_random_action as allowed_random_action
 from lightning_rl.rollout.masks import has_mask as has_mask

@@ -4,7 +4,6 @@ from lightning_rl.functional.advantages import discounted_return as discounted_r
 from lightning_rl.functional.advantages import explained_variance as explained_variance
 from lightning_rl.functional.advantages import gae as gae
 from lightning_rl.functional.advantages import reversed_scan as reversed_scan
-from lightning_rl.functional.advantages import vtrace as vtrace
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss
 from lightning_rl.functional.flows import flow_transition as flow_transition
@@ -24,6 +23,7 @@ from lightning_rl.functional.off_policy import decoupled_surrogate_loss as decou
 from lightning_rl.functional.off_policy import effective_sample_size as effective_sample_size
 from lightning_rl.functional.off_policy import kl_penalty as kl_penalty
 from lightning_rl.functional.off_policy import loglinear_proximal as loglinear_proximal
+from lightning_rl.functional.off_policy import vtrace as vtrace
 from lightning_rl.functional.q_learning import advantage_weight as advantage_weight
 from lightning_rl.functional.q_learning import categorical_loss as categorical_loss
 from lightning_rl.functional.q_learning import categorical_projection as categorical_projection

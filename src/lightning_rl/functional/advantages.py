@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from lightning_rl.functional.losses import bounded_exp
-
 
 def gae(
     reward: Tensor,
@@ -45,68 +43,11 @@ def gae(
     Raises:
         ValueError: if the shapes do not match.
     """
-    _check_shapes(reward, value, terminated, truncated, final_value)
+    check_shapes(reward, value, terminated, truncated, final_value)
     done = terminated | truncated
-    delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
-    advantage = reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))
+    delta = temporal_difference(reward, value, terminated, truncated, final_value, gamma)
+    advantage = reversed_scan(delta, decay_of(done, gamma * gae_lambda, like=delta))
     return advantage, advantage + value[:, :-1]
-
-
-def vtrace(
-    log_ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor,
-    *,
-    gamma: float | Tensor,
-    gae_lambda: float,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Estimate values and advantages of pi from actions of another policy mu, by V-trace.
-
-        rho_t = min(rho_bar, pi / mu),   c_t = lambda * min(c_bar, pi / mu)
-        v_t   = V(s_t) + rho_t * delta_t + gamma * c_t * (1 - done_t) * (v_{t+1} - V(s_{t+1}))
-        A_t   = rho_t * (delta_t + gamma * lambda * (1 - done_t) * (v_{t+1} - V(s_{t+1})))
-
-    with delta_t and done as in `gae`. The advantage includes the weight rho_t: do not multiply it
-    by pi / mu again. Use it with log pi, or with the ratio of pi to the policy in `log_ratio`.
-
-    Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-    Actor-Learner Architectures", equation 1 (lambda: remark 2) and, for A, section 4.2. Differs
-    from the paper: truncated episodes bootstrap from `final_value`; and the next value in A is
-    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal `gae`'s
-    at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
-    difference from the paper.
-
-    Args:
-        log_ratio: [N, T], log pi(a|s) - log mu(a|s) of the taken actions; bounded to ±20.
-        reward: [N, T].
-        value: [N, T+1], of the current critic, including the bootstrap value.
-        terminated: [N, T] bool.
-        truncated: [N, T] bool.
-        final_value: [N, T], as in `gae`.
-        gamma: discount per step, or [N, T]; as in `gae`.
-        gae_lambda: trace decay per step.
-        rho_bar: bound on the weight of a step. Infinite: v is the value of pi; near 0: of mu.
-        c_bar: bound on the trace weights, for low variance; at most rho_bar.
-
-    Returns:
-        advantage [N, T], and value_target v [N, T].
-
-    Raises:
-        ValueError: if the shapes do not match.
-    """
-    _check_shapes(reward, value, terminated, truncated, final_value, log_ratio)
-    weight = bounded_exp(log_ratio)
-    rho, done = weight.clamp(max=rho_bar), terminated | truncated
-    delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
-    decay = _decay(done, gamma * gae_lambda, like=delta)
-    correction = reversed_scan(rho * delta, decay * weight.clamp(max=c_bar))  # v - V
-    following = torch.cat([correction[:, 1:], torch.zeros_like(correction[:, :1])], dim=1)
-    return rho * torch.addcmul(delta, decay, following), correction + value[:, :-1]
 
 
 def discounted_return(
@@ -148,7 +89,7 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
     return torch.where(variance > 0, explained, torch.nan)
 
 
-def _temporal_difference(
+def temporal_difference(
     reward: Tensor,
     value: Tensor,
     terminated: Tensor,
@@ -156,12 +97,14 @@ def _temporal_difference(
     final_value: Tensor,
     gamma: float | Tensor,
 ) -> Tensor:
+    """Return r + gamma * V' - V, [N, T]; arguments as in `gae`."""
     done = terminated | truncated
     next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
     return reward + gamma * next_value - value[:, :-1]
 
 
-def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
+def decay_of(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
+    """Return a factor [N, T], or number, as [N, T]: 0 where an episode is `done`."""
     # `torch.where` of two numbers would be float32 for any dtype.
     if isinstance(factor, Tensor):
         return factor.to(like.dtype).masked_fill(done, 0.0)
@@ -184,7 +127,12 @@ def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
     return x
 
 
-def _check_shapes(reward: Tensor, value: Tensor, *flags: Tensor) -> None:
+def check_shapes(reward: Tensor, value: Tensor, *flags: Tensor) -> None:
+    """Check for reward [N, T], value [N, T+1], and others [N, T].
+
+    Raises:
+        ValueError: naming the shapes.
+    """
     if reward.ndim != 2 or value.shape != (reward.shape[0], reward.shape[1] + 1):
         raise ValueError(
             f"Expected reward [N, T] and value [N, T + 1], got {list(reward.shape)} and "

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_rl.functional import discounted_return
 from lightning_rl.rollout.contract import discount_of, discounted_reward
 from lightning_rl.system import ranks
+from lightning_rl.system.rank_moments import moments_over_ranks
 
 
 class RunningMoments(nn.Module):
@@ -45,7 +46,7 @@ class RunningMoments(nn.Module):
         )
         if ranks.world_size() > 1:
             # All ranks merge the same moments, so that their statistics stay equal.
-            count, mean, var = ranks.moments_over_ranks(
+            count, mean, var = moments_over_ranks(
                 torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
             )
             number, mean, var = count[0].long(), mean.float(), (var / count).float()

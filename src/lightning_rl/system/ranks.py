@@ -4,7 +4,7 @@ The functions are collectives of the default group of `torch.distributed`: every
 ones in the same order, from the main thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -69,46 +69,6 @@ def gather_over_ranks(value: T) -> list[T]:
     with _peers_needed():
         dist.all_gather_object(values, value)
     return values
-
-
-def moments_over_ranks(
-    count: Tensor, mean: Tensor, square: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge the moments of samples on several ranks; in float64 if there are several.
-
-    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
-    2.1. Takes counts, means and sums of squared deviations, [D] or [] each.
-    """
-    if world_size() == 1:
-        return count, mean, square
-    counts = count.expand_as(mean)
-    # Without samples, mean and square may be NaN: do not add them.
-    row = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
-    # Sum a row per rank, which gathers tensors without pickling them.
-    table = row.new_zeros(world_size(), *row.shape)
-    table[rank()] = row
-    counts, means, squares = sum_over_ranks(table).unbind(1)
-    total = counts.sum(0)
-    merged = (counts * means).sum(0) / total
-    return total, merged, (squares + counts * (means - merged).square()).sum(0)
-
-
-def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:
-    """Apply `normalize_advantage` to minibatches with parts on several ranks.
-
-    `values` [M] are this rank's parts, concatenated; `sizes` are their lengths.
-    """
-    # Use float64: a variance as a difference of sums of squares loses half of the digits.
-    exact, lengths = values.double(), torch.tensor(sizes, device=values.device)
-    sums = [torch.segment_reduce(x, "sum", lengths=lengths) for x in (exact, exact.square())]
-    count, total, squares = sum_over_ranks(torch.stack([lengths, *sums]))
-    mean = total / count
-    variance = (squares - total * mean) / (count - 1).clamp(min=1)
-    scale = variance.clamp(min=0).sqrt() + eps
-    normalized: Tensor = (exact - mean.repeat_interleave(lengths)) / scale.repeat_interleave(
-        lengths
-    )
-    return normalized.to(values.dtype)
 
 
 def reduction_backend() -> str | None:

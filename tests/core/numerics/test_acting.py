@@ -15,7 +15,7 @@ from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from tests.variants import variant
 
 N, T = 6, 40

@@ -22,7 +22,8 @@ from lightning_rl.collectors.evaluation import (
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import GymnasiumEnv, VectorEnv
-from lightning_rl.rollout.contract import allocate_rollout, next_observations, validate
+from lightning_rl.rollout.allocation import allocate_rollout
+from lightning_rl.rollout.contract import next_observations, validate
 from lightning_rl.training.data import RolloutDataset
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, collect_into, make_collector

@@ -13,7 +13,7 @@ from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from tests.core.numerics.test_critics import MASKED, of_actions
 from tests.core.numerics.test_sac import OBSERVATION_SPACE, TOLERANCE, actor_layers
 from tests.helpers import train

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.allocation import allocate_rollout
 from tests.helpers import make_collector, make_data
 from tests.variants import after, concrete
 

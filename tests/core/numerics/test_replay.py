@@ -11,12 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import ConfigurationError, ReplayBuffer
 from lightning_rl.buffers import replay_buffer, transition_ring
-from lightning_rl.rollout.contract import (
-    FinalObservationWriter,
-    allocate_rollout,
-    final_observations,
-    map_tree,
-)
+from lightning_rl.rollout.allocation import allocate_rollout
+from lightning_rl.rollout.contract import FinalObservationWriter, final_observations, map_tree
 from tests.messages import refused
 
 VECTOR = Box(-1.0, 1.0, (3,))

@@ -5,15 +5,14 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
+from lightning_rl.rollout.allocation import allocate_rollout, space_spec
 from lightning_rl.rollout.contract import (
     STEP_FIELDS,
     FinalObservationWriter,
     add_transition_field,
-    allocate_rollout,
     copy_tree,
     flat_transitions,
     next_observations,
-    space_spec,
     step_views,
     time_major,
     validate,
