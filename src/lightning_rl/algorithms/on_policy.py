@@ -33,9 +33,6 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.lightning_private import trainer_of
 
-PrepareSamples = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
-"""Computes fields of all drawn samples: see `OnPolicyAlgorithm.prepared_fields`."""
-
 GATHER_BYTES = 2**22
 """Bytes of the samples that one gather copies for several minibatches."""
 
@@ -333,7 +330,7 @@ def epochs(
     n_epochs: int,
     batch_size: int,
     generator: torch.Generator,
-    prepare: PrepareSamples,
+    prepare: Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]],
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 

@@ -97,7 +97,10 @@ def temporal_difference(
     final_value: Tensor,
     gamma: float | Tensor,
 ) -> Tensor:
-    """Return r + gamma * V' - V, [N, T]; arguments as in `gae`."""
+    """Return r + gamma * V' - V, [N, T], see `gae`.
+
+    Takes value [N, T+1]; reward, terminated, truncated and final_value [N, T].
+    """
     done = terminated | truncated
     next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
     return reward + gamma * next_value - value[:, :-1]
