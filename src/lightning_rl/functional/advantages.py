@@ -99,7 +99,7 @@ def temporal_difference(
 ) -> Tensor:
     """Return r + gamma * V' - V, [N, T], see `gae`.
 
-    Takes value [N, T+1]; reward, terminated, truncated and final_value [N, T].
+    Takes reward [N, T], value [N, T+1], terminated [N, T], truncated [N, T], final_value [N, T].
     """
     done = terminated | truncated
     next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
