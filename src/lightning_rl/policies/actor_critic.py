@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.kwargs import ActorCriticKwargs, ActorOnlyKwargs, Unpack
+from lightning_rl.policies.critic_inputs import add_critic_inputs, refuse_unread_keys
 from lightning_rl.policies.distributions.gaussians import (
     LogStd,
     begin_deviations,
@@ -65,7 +66,7 @@ class ActorOnly(PerceptronPolicy):
         begin_deviations(distribution, log_std_init, head.weight, head.bias)
         # A critic may read further keys: its class checks once they are known.
         if not self.has_critic:
-            self.refuse_unread_keys()
+            refuse_unread_keys(self)
 
 
 class ActorCritic(ActorOnly):
@@ -101,7 +102,7 @@ class ActorCritic(ActorOnly):
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
         # After the actor: the initial weights depend on the order of construction.
-        size = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
+        size = add_critic_inputs(self, encoder, critic_encoder, critic_keys, share_encoder)
         # The critic has the actor's sizes by default, but no normalization of hidden units.
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = mlp(

@@ -14,7 +14,7 @@ from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.actors import RolloutActor
 from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
-from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
+from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory
 from lightning_rl.policies.networks.memory import Memory, MemoryFactory
 from lightning_rl.policies.networks.perceptron import (
     Initialization,
@@ -30,7 +30,6 @@ from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout.contract import FieldSpec, time_major
 from lightning_rl.rollout.masks import MASK, has_mask
 from lightning_rl.rollout.sequences import sequences_of
-from lightning_rl.system.construction import do_weights_follow
 from lightning_rl.system.errors import require
 from lightning_rl.system.machine import settings
 
@@ -127,68 +126,6 @@ class PerceptronPolicy(Policy):
         self.critic_reads_apart = False
         self.critic_encoder: Encoder | None = None
         self.critic_normalizer: ObservationNormalizer | None = None
-
-    def refuse_unread_keys(self) -> None:
-        """Refuse keys of the observation that no network reads.
-
-        Raises:
-            ConfigurationError: for such keys.
-        """
-        space = self.observation_space
-        if not isinstance(space, gymnasium.spaces.Dict) or do_weights_follow():
-            return  # earlier versions trained such policies
-        read = {*(self.actor_keys or ()), *(self.critic_keys or ()), *self.keys_read_elsewhere}
-        unread = [key for key in space if key not in {*read, *self.ignore_keys, MASK}]
-        require(
-            not unread,
-            f"The observation has {', '.join(unread)}, which no network of {type(self).__name__} "
-            f"reads; they read {', '.join(sorted(read))}. Add the keys to actor_keys or "
-            f"critic_keys, or ignore them: ignore_keys: [{', '.join(unread)}].",
-        )
-
-    def add_critic_inputs(
-        self,
-        encoder: EncoderFactory | None,
-        critic_encoder: EncoderFactory | None,
-        critic_keys: Sequence[str] | None,
-        share_encoder: bool,
-    ) -> int:
-        """Create the inputs of the critic, and return their number of features.
-
-        With the actor's keys and encoder, the critic reads the actor's features, with memory.
-        Otherwise it has its own encoder or normalizer, and no memory. Arguments: see `ActorCritic`.
-
-        Raises:
-            ConfigurationError: for an unknown key, or encoder settings that do not fit.
-        """
-        require(
-            share_encoder or encoder is not None,
-            "share_encoder: false needs an encoder, but the policy has none: remove share_encoder, "
-            "or name an encoder.",
-        )
-        if critic_keys is not None:
-            names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
-            self.critic_keys = read_keys(*names)
-        self.refuse_unread_keys()
-        own_encoder = critic_encoder is not None or not share_encoder
-        self.critic_reads_apart = own_encoder or self.critic_keys != self.actor_keys
-        require(
-            self.memory is None or not own_encoder or self.critic_keys != self.actor_keys,
-            "A critic with its own encoder has no memory, but this critic reads only the actor's "
-            "observations, which need a memory: set critic_keys, or remove share_encoder: false "
-            "and critic_encoder.",
-        )
-        if not self.critic_reads_apart:
-            return self.features_size
-        space = read_space(self.observation_space, self.critic_keys)
-        make = critic_encoder or encoder
-        if make is not None:
-            self.critic_encoder = of_critic(make, space)
-            return self.critic_encoder.size
-        size = flat_observation_size(space)
-        if self.normalizer is not None:
-            self.critic_normalizer = ObservationNormalizer(size)
-        return size
 
     @property
     def counts_executed(self) -> bool:  # type: ignore[override]  # derived, so read-only

@@ -15,6 +15,7 @@ from lightning_rl.kwargs import (
     SquashedActorCriticKwargs,
     Unpack,
 )
+from lightning_rl.policies.critic_inputs import add_critic_inputs
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.distributions.unit_actions import (
     NoisyTanh,
@@ -92,7 +93,7 @@ class QActorCritic(PerceptronPolicy):
             **kwargs,
         )
         # After `super().__init__`, which makes the actor's encoder that the critics may share.
-        features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
+        features = add_critic_inputs(self, encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         critic_activation = activation if critic_activation is None else critic_activation
         check_activation(critic_activation, "critic_activation")

@@ -1,8 +1,6 @@
 """Adapt Gymnasium's vector envs to tensors; handles autoreset and clipping."""
 
 import atexit
-import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,11 +14,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.gymnasium.checksums import FOLD_STEPS
+from lightning_rl.envs.gymnasium.drawing import kwargs_to_draw, kwargs_to_show
 from lightning_rl.envs.gymnasium.episode_log import EpisodeLog
 from lightning_rl.envs.gymnasium.first_episode import RandomFirstEpisode
 from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package, spec_of
+from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.gymnasium.recorded_info import RecordedInfo
 from lightning_rl.envs.infos import (
@@ -40,7 +39,7 @@ from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.goals import GoalFunction, is_goal_space
 from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice
 from lightning_rl.system.errors import require
-from lightning_rl.system.machine import offscreen_renderer, settings
+from lightning_rl.system.machine import settings
 
 
 class GymnasiumEnv(VectorEnv):
@@ -204,42 +203,12 @@ class GymnasiumEnv(VectorEnv):
         return self._log.turns
 
     def make_renderable(self) -> None:
-        if self.env_kwargs.get("render_mode") == "rgb_array":
-            return
-        modes = self._env.metadata.get("render_modes", [])
-        require(
-            "rgb_array" in modes,
-            f"Env '{self.id}' cannot be drawn: its render modes are {modes}, without rgb_array.",
-        )
-        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            # Without these, pygame and MuJoCo look for a screen, and MuJoCo fails.
-            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-            os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
-        camera = {}
-        spec = spec_of(self.id)
-        if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
-            # The default camera of Gymnasium 1.4 does not follow the robot.
-            camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
-        # The user's settings come later, so they win.
-        self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}
-        self._recreate()
+        if self.env_kwargs.get("render_mode") != "rgb_array":
+            self.env_kwargs = kwargs_to_draw(self.id, self._env.metadata, self.env_kwargs)
+            self._recreate()
 
     def show(self) -> None:
-        modes = self.metadata.get("render_modes", [])
-        require(
-            "human" in modes,
-            f"Env '{self.id}' cannot open a window: its render modes are {modes}, without human. "
-            "Film it: --video true.",
-        )
-        screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-        require(
-            sys.platform != "linux"
-            or self.metadata.get("is_real", False)  # people look at the robot
-            or any(os.environ.get(name) for name in screen),
-            "There is no screen here to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is "
-            "set). Film it: --video true.",
-        )
-        self.env_kwargs = {**self.env_kwargs, "render_mode": "human"}
+        self.env_kwargs = kwargs_to_show(self.id, self.metadata, self.env_kwargs)
         self._recreate()
 
     def wrap_single_envs(self, wrapper: EnvWrapper) -> None:

@@ -20,12 +20,17 @@ def import_mujoco() -> Any:
     Raises:
         ConfigurationError: it is not installed.
     """
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # MuJoCo reads this variable at its import; without it, MuJoCo looks for a screen.
-        os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
+    draw_offscreen()
     mujoco = import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install -e '.[mujoco]'.")
     convert_mujoco_warnings()
     return mujoco
+
+
+def draw_offscreen() -> None:
+    """Keep pygame and MuJoCo, which is not imported yet, from looking for a screen without one."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
 
 
 def convert_mujoco_warnings() -> None:
