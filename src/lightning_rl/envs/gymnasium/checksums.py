@@ -24,7 +24,7 @@ class EpisodeChecksums:
     Attributes:
         steps: results of the last steps, not yet summed up: bytes of `views`, bytes of the rewards,
             the report, and `done` [N] bool (None: no episode ended). A step of 8 CartPoles takes
-            .3 µs.
+            .7 µs, and its share of `fold` .5 µs: .6 % of 205 µs in PPO.
         observation: the observation [N, ...] that `views` look at.
     """
 
@@ -66,24 +66,25 @@ class EpisodeChecksums:
 
     def fold(self) -> None:
         """Sum up `steps`."""
-        steps, self.steps = self.steps, []
+        views, rewards, reports, ends = zip(*self.steps, strict=True)
+        self.steps = []
         starts = np.full(self._num_envs, -1)  # the last step after which a new episode began
-        for t, (*_, done) in enumerate(steps):
+        for t, done in enumerate(ends):
             if done is not None:
                 starts[done] = t
         for i in np.flatnonzero(starts >= 0):
             self._sums[i] = {}
-        every = np.arange(len(steps))
+        every = np.arange(len(ends))
         for number, name in enumerate(self._names):
             # The last step of an episode returns the next one's first observation.
-            values = self._of_bytes([step[0][number] for step in steps])
+            values = self._of_bytes([of_step[number] for of_step in views])
             self._add_column(name, every, values, starts - 1)
-        self._add_column("reward", every, self._of_bytes([step[1] for step in steps]), starts)
-        reports: dict[str, dict[int, np.ndarray]] = {}
-        for t, (_, _, report, _) in enumerate(steps):
-            for name, column in _columns(report or {}):
-                reports.setdefault(name, {})[t] = column.reshape(self._num_envs, -1)
-        for name, rows in reports.items():
+        self._add_column("reward", every, self._of_bytes(rewards), starts)
+        columns: dict[str, dict[int, np.ndarray]] = {}
+        for t, report in enumerate(reports):
+            for name, column in _columns(report) if report else ():
+                columns.setdefault(name, {})[t] = column.reshape(self._num_envs, -1)
+        for name, rows in columns.items():
             self._add_column(name, np.array(list(rows)), np.stack(list(rows.values())), starts)
 
     def _of_bytes(self, rows: Sequence[bytes]) -> np.ndarray:
