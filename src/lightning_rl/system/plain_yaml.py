@@ -47,8 +47,14 @@ def dump_yaml(content: object) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """Load a text of this process, like `yaml.safe_load`."""
-    return yaml.load(text, Loader=_Loader)
+    """Load a text like `yaml.safe_load`; each error is a `yaml.YAMLError`."""
+    if "&" in text and (reason := _too_large(text)) is not None:
+        raise yaml.YAMLError(f"it holds {reason}")
+    try:
+        return yaml.load(text, Loader=_Loader)
+    # PyYAML raises many types: for `2024-99-99` a ValueError, for `!!bool x` a KeyError.
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise yaml.YAMLError(reason_of(error)) from error
 
 
 def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
@@ -60,10 +66,7 @@ def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
         check_size(text, name, cure)
         check_keys(text, name)
         return load_yaml(text)
-    except ConfigurationError:
-        raise
-    # PyYAML raises many types: for `2024-99-99` a ValueError, for `!!bool x` a KeyError.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except yaml.YAMLError as error:
         raise ConfigurationError(f"{name} is not valid YAML: {reason_of(error)}. {cure}") from error
 
 

@@ -1,7 +1,8 @@
 """Store the trials of a sweep in Optuna's journal."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl import ConfigurationError
-from lightning_rl.extend.errors import require
+from lightning_rl.extend.errors import reason_of, require
 from lightning_rl.extend.files import lock_file, open_file, writing
 from lightning_rl.extensions.sweeps.search import (
     GRID,
@@ -82,31 +83,37 @@ class SweepJournal:
         self.total = point_count(settings, space) * len(self._seeds)
         self._lock: int | None = None
         direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
+        if self.path.exists():
+            open_file(self.path, directory, MOST_BYTES).close()
+        with self._open():
+            _drop_cut_off_line(self.path)
+            no_lock = _NoLock(str(self.path))
+            storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=no_lock))
+            if NAME not in optuna.get_all_study_names(storage):
+                optuna.create_study(storage=storage, study_name=NAME, direction=direction)
+            self._study = optuna.load_study(
+                study_name=NAME,
+                storage=storage,
+                sampler=sampler_of(settings, 0),
+                pruner=pruner_of(settings),
+            )
+            other_mode = self._study.direction != direction
+            self.trials()
+        require(not other_mode, f"{self.path} belongs to a sweep with another trainer.best_mode.")
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
         try:
-            if self.path.exists():
-                open_file(self.path, directory, MOST_BYTES).close()
             with writing(self.path):
-                _drop_cut_off_line(self.path)
-                no_lock = _NoLock(str(self.path))
-                storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=no_lock))
-                if NAME not in optuna.get_all_study_names(storage):
-                    optuna.create_study(storage=storage, study_name=NAME, direction=direction)
-                self._study = optuna.load_study(
-                    study_name=NAME,
-                    storage=storage,
-                    sampler=sampler_of(settings, 0),
-                    pruner=pruner_of(settings),
-                )
-                other_mode = self._study.direction != direction
-                self.trials()
+                yield
         except ConfigurationError:
             raise
-        except Exception as error:  # Optuna replays lines without checks: any error is possible
-            cause = f"{type(error).__name__}: {error}"
+        # Optuna replays lines without checks, and a damaged last one only at the next: any error.
+        except Exception as error:
             raise ConfigurationError(
-                f"{self.path} cannot be read: {cause}. Begin a new sweep."
+                f"{self.path} cannot be read: {type(error).__name__}: {reason_of(error)}. Begin a "
+                "new sweep."
             ) from error
-        require(not other_mode, f"{self.path} belongs to a sweep with another trainer.best_mode.")
 
     def trials(self) -> dict[int, FrozenTrial]:
         """Return the latest attempt of each started trial, by its number."""
@@ -149,7 +156,7 @@ class SweepJournal:
             f"Sweep {self._directory} is being run by {{owner}}: wait until it ends, or stop it."
         )
         self._lock = lock_file(self._directory / LOCK, running)
-        with writing(self.path):
+        with self._open():
             for trial in self.trials().values():
                 # With the lock held, no process runs a trial that the journal calls running.
                 if trial.state in (TrialState.FAIL, TrialState.RUNNING):
@@ -163,7 +170,7 @@ class SweepJournal:
 
     def claim(self) -> Trial | None:
         """Return the next trial to run; None if all have begun."""
-        with writing(self.path):
+        with self._open():
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials.values()):
                 if len(trials) >= self.total:
@@ -177,7 +184,7 @@ class SweepJournal:
         self._study.sampler = sampler_of(self._settings, waiting[0].user_attrs["point"])
         try:
             trial = self._study.ask(self._space)
-        except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
+        except Exception as error:  # each class raises its own errors for wrong arguments
             raise ConfigurationError(
                 f"sweep.search: {self._settings.search} of Optuna fails: {error}"
             ) from error
@@ -209,7 +216,7 @@ class SweepJournal:
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
         if self._settings.pruner is None:
             return False
-        with writing(self.path):
+        with self._open():
             reported = self.trials()[trial.number].intermediate_values
             for env_steps, score in curve:
                 # Optuna ignores a second report of a step, with a warning.
@@ -222,12 +229,12 @@ class SweepJournal:
         if score is not None:
             # Optuna scores a pruned trial by its last report.
             state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        with writing(self.path):
+        with self._open():
             self._study.tell(trial.asked, None if pruned else score, state=state)
 
     def give_back(self, trial: Trial) -> None:
         """Queue an interrupted trial again, to be resumed."""
-        with writing(self.path):
+        with self._open():
             self._queue_again(self.trials()[trial.number])
 
     def count(self, *states: TrialState) -> int:

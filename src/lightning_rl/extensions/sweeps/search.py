@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,8 +58,8 @@ def _distribution(path: str, value: Any) -> BaseDistribution:
             key in RANGE,
             f"{path}: a range has no '{key}'; it has {', '.join(RANGE)}{closest(key, RANGE)}.",
         )
-    require({"low", "high"} <= set(value), f"{path}: a range needs low and high; got {value!r}.")
     numbers = {key: value[key] for key in ("low", "high", "step") if value.get(key) is not None}
+    require({"low", "high"} <= set(numbers), f"{path}: a range needs low and high; got {value!r}.")
     for key, number in numbers.items():
         cure = " (YAML takes 1e-5 for a text: write 1.0e-5)" if isinstance(number, str) else ""
         require(_is_number(number), f"{path}: {key} must be a number, got {number!r}{cure}.")
@@ -75,7 +76,8 @@ def _distribution(path: str, value: Any) -> BaseDistribution:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type(): excludes bool
+    # type() excludes bool; a comparison, because no float holds each integer.
+    return type(value) in (int, float) and abs(value) < sys.float_info.max
 
 
 def holds(distribution: BaseDistribution, value: Any) -> bool:

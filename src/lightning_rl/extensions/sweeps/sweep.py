@@ -233,13 +233,14 @@ class _Sweep:
             trainer = base["trainer"]
             self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
             threads = int(trainer["num_threads"]) * _count(trainer["devices"])
-        except (KeyError, TypeError, ValueError) as error:
+            most_jobs = max(1, usable_cores() // threads)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ConfigurationError(f"{directory / BASE} is no configuration: {error}.") from error
         self.space = _space_of(settings)
         self._check_seeds()
         self._check_search()
         check_range("sweep.jobs", settings.jobs, minimum=1, maximum=MOST_TRIALS)
-        self.jobs = settings.jobs or max(1, usable_cores() // threads)
+        self.jobs = settings.jobs or most_jobs
         self._threads = threads
         self._running: dict[int, _Running] = {}  # by the number of its trial
         self._signal: int | None = None

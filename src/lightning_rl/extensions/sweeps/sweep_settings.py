@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,6 @@ def sweep_parser() -> LightningArgumentParser:
         "passed to fit for all trials.",
         {"resume": Option(str, None, "Directory of a sweep to resume, or last.")},
     )
-    parser.parser_mode = "yaml"
     parser.usage = (
         "rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE ...]"
     )
@@ -116,7 +115,13 @@ def kept_settings(path: Path) -> SweepSettings:
 def _settings(parsed: Namespace, from_yaml: dict[str, Any]) -> SweepSettings:
     # The parser reads a string of any type as YAML again: a quoted "off" would become false.
     raw_values = {name: value for name, value in from_yaml.items() if name in OF_ANY_TYPE}
-    return SweepSettings(**parsed.sweep.as_dict() | raw_values)
+    settings = SweepSettings(**parsed.sweep.as_dict() | raw_values)
+    for name, default in asdict(SweepSettings()).items():
+        require(
+            default is None or getattr(settings, name) is not None,
+            f"sweep.{name} must not be null: leave it out.",
+        )
+    return settings
 
 
 def _check_name(path: str, message: str) -> str:

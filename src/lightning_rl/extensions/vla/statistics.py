@@ -52,9 +52,14 @@ def read_statistics(path: str) -> Statistics:
         )
     statistics = dict(_features(read_json(file), ""))
     info = file.with_name("info.json")
-    described = read_json(info).get("features", {}) if info.is_file() else {}
-    for name in statistics.keys() & described.keys():
-        statistics[name]["names"] = described[name].get("names")
+    features = read_json(info).get("features") if info.is_file() else {}
+    described = features.values() if isinstance(features, dict) else [features]
+    require(
+        all(isinstance(feature, dict) for feature in described),
+        f"{info} is damaged: its features are {features!r:.200}. Restore it, or remove it.",
+    )
+    for name in statistics.keys() & features.keys():
+        statistics[name]["names"] = features[name].get("names")
     return statistics
 
 
@@ -179,7 +184,7 @@ def numbers(values: Any, name: str) -> Tensor:
     """
     try:
         tensor = torch.as_tensor(values, dtype=torch.float32)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigurationError(f"{name} are not numbers: {error}.") from error
     require(bool(tensor.isfinite().all()), f"{name} must be finite numbers, got {values}.")
     return tensor
