@@ -14,6 +14,7 @@ from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
 from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
 from tests.cli.test_report import STEPS, make_run, report
 from tests.messages import refused
+from tests.security.watch import nothing_happens
 
 SECRET = "what nobody may read"
 
@@ -262,6 +263,15 @@ FORGED = {
     "unknown": {"directory": "/victim"},
     "first": {"first": [{"model.gamma": 5}]},
     "no mapping": [],
+    "null space": {"space": None},
+    "null first": {"first": None},
+    "no low": {"space": {"model.gamma": {"low": None, "high": 1.0}}},
+    "beyond all floats": {"space": {"model.gamma": {"low": 0, "high": 10**400}}},
+    "an alias of itself": {"space": {"model.gamma": "&a [*a]"}},
+    "a sampler by its path": {
+        "search": "QMCSampler",
+        "search_args": {"independent_sampler": "evilmod.x"},
+    },
 }
 """Settings in `sweep.yaml`."""
 
@@ -287,7 +297,9 @@ LINES = {
 """Texts in `journal.log`, and what takes their place."""
 
 
-@pytest.mark.parametrize("name", [*FORGED, *LINES, "journal link", "journal pipe", "base"])
+@pytest.mark.parametrize(
+    "name", [*FORGED, *LINES, "journal link", "journal pipe", "base", "threads", "a last line"]
+)
 def test_a_forged_sweep_is_refused_and_removes_nothing(name, tmp_path, capsys):
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -301,12 +313,17 @@ def test_a_forged_sweep_is_refused_and_removes_nothing(name, tmp_path, capsys):
         before = journal.read_text()
         assert LINES[name][0] in before
         journal.write_text(before.replace(*LINES[name]))
+    elif name == "a last line":  # which Optuna reads only with the next
+        journal.write_text(journal.read_text()[:-3] + "\n")
+    elif name == "threads":
+        trainer = "{best_metric: a, best_mode: max, num_threads: 0, devices: 1}"
+        (directory / "base.yaml").write_text(f"trainer: {trainer}")
     elif name == "base":
         (directory / "base.yaml").write_text("trainer: {best_metric: a}")
     else:
         journal.rename(tmp_path / "journal")
         journal.symlink_to(tmp_path / "journal") if "link" in name else os.mkfifo(journal)
-    with pytest.raises((ConfigurationError, SystemExit)) as refusal:
+    with nothing_happens(), pytest.raises((ConfigurationError, SystemExit)) as refusal:
         resumed(directory)
     if refusal.type is SystemExit:
         assert capsys.readouterr().err.startswith("rl-cli: error: ")

@@ -236,6 +236,33 @@ def test_a_sweep_of_a_billion_is_refused_before_it_is_listed(setting, tmp_path):
         resumed(directory)
 
 
+SPAN = {"q01": [0, 0], "q99": [1, 1]}
+STATISTICS = {
+    "beyond all floats": ({"action": SPAN | {"q01": [10**400, 0]}}, None),
+    "no numbers": ({"action": SPAN | {"q01": {"class_path": "evilmod.x"}}}, None),
+    "another size": ({"action": SPAN | {"q01": [0] * 10**5}}, None),
+    "not finite": ({"action": SPAN | {"q99": [1, 1e308]}}, None),
+    "features of text": ({"action": SPAN}, {"features": "action"}),
+    "a feature of null": ({"action": SPAN}, {"features": {"action": None}}),
+    "deep": ('{"action": ' * 10**5, None),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_a_policy_are_numbers_or_refused(name, tmp_path):
+    from lightning_rl.extensions.vla.statistics import read_action_bounds
+
+    content, info = STATISTICS[name]
+    (tmp_path / "meta").mkdir()
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "meta/stats.json").write_text(text)
+    if info is not None:
+        (tmp_path / "meta/info.json").write_text(json.dumps(info))
+    with nothing_happens(), pytest.raises(ConfigurationError) as caught:
+        read_action_bounds(str(tmp_path), None, 2, ("x", "y"))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

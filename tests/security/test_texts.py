@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.jsonargparse_private import parameters_of
+from lightning_rl.system.plain_yaml import load_yaml
 from lightning_rl.system.texts import imported, is_import_path
 from tests.core.faults.test_trust import SETTINGS
 from tests.messages import refused
@@ -126,6 +128,17 @@ def test_hostile_texts_are_refused_wherever_they_stand(path, value):
         place = place.setdefault(name, {})
     place[last] = value
     with nothing_happens(), pytest.raises(ConfigurationError, match="--trust_code true"):
+        checked_config(yaml.safe_dump(config), Path("sent.ckpt"))
+
+
+@pytest.mark.parametrize("text", ["!!bool x", "2024-99-99T", "&a [*a]", "&a {b: *a}", '!!int ""'])
+def test_yaml_within_a_text_is_bounded_and_fails_in_one_way(text):
+    """The parser reads texts of any type as YAML again."""
+    with suppress(yaml.YAMLError):
+        assert load_yaml(text) == text
+    config = yaml.safe_load(SETTINGS)
+    config["model"].setdefault("init_args", {})["learning_rate"] = text
+    with nothing_happens(), suppress(ConfigurationError):
         checked_config(yaml.safe_dump(config), Path("sent.ckpt"))
 
 

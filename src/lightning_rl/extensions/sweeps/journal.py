@@ -184,7 +184,7 @@ class SweepJournal:
         self._study.sampler = sampler_of(self._settings, waiting[0].user_attrs["point"])
         try:
             trial = self._study.ask(self._space)
-        except Exception as error:  # each class raises its own errors for wrong arguments
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ConfigurationError(
                 f"sweep.search: {self._settings.search} of Optuna fails: {error}"
             ) from error
