@@ -52,7 +52,7 @@ def read_statistics(path: str) -> Statistics:
         )
     statistics = dict(_features(read_json(file), ""))
     info = file.with_name("info.json")
-    features = read_json(info).get("features") if info.is_file() else {}
+    features: Any = read_json(info).get("features") if info.is_file() else {}
     described = features.values() if isinstance(features, dict) else [features]
     require(
         all(isinstance(feature, dict) for feature in described),
