@@ -42,11 +42,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = (f"  {name:10}{command.usage}" for name, command in SUBCOMMANDS.items())
-        print(USAGE.format(extensions="\n".join(lines)))
-        return
+        return tell(USAGE.format(extensions="\n".join(lines)))
     if arguments[0] == "--version":
-        print(f"lightning-rl {version('lightning-rl')}")
-        return
+        return tell(f"lightning-rl {version('lightning-rl')}")
     from lightning_rl.cli.first_check import end_with, first_check
     from lightning_rl.system.errors import ConfigurationError
 

@@ -133,6 +133,16 @@ def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, 
     write_table(names)  # a directory that cannot be written costs the table, not the run
 
 
+@pytest.mark.parametrize("subcommand", ["fit", "validate"])
+def test_a_typed_setting_of_the_model_does_not_name_the_run(subcommand, tmp_path):
+    """It searched a run with the name None, that of the missing config."""
+    checkpoint = tmp_path / "outputs" / "a_20260101_000000" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    first_check([subcommand, "--ckpt_path", "last", "--model.gamma", "0.5"])
+    assert "'ppo'" in refused(subcommand, "--config", "ppo.yaml", "--ckpt_path", "last")
+
+
 def test_own_classes_are_left_to_the_full_check(tmp_path):
     first_check(
         ["fit", "--config", "ppo.yaml", "--model", "my_mod.Mine", "--model.my_setting", "1"]

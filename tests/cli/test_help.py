@@ -1,6 +1,7 @@
 """What `--help` prints: all that there is, in sections, and soon."""
 
 import inspect
+import os
 import re
 import resource
 import subprocess
@@ -199,3 +200,14 @@ def test_a_page_from_the_table_is_the_page_of_the_parser(tmp_path, monkeypatch):
     heavy, seconds = outcome.stderr.split()
     assert heavy == "[]"
     assert float(seconds) < 5
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_reader_that_ends_early_leaves_no_traceback(option):
+    """`rl-cli --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lightning_rl", option]
+    outcome = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=True)
+    os.close(writer)
+    assert "Traceback" not in outcome.stderr

@@ -81,7 +81,8 @@ def first_check(arguments: Sequence[str]) -> None:
     checkpoint = tree.get("ckpt_path")
     if isinstance(checkpoint, str) and can_name_a_class(checkpoint):
         # A config's name is the name of its run, see `complete`.
-        stem = Path(str(value_of("--config", options))).stem if "model" in tree else None
+        config = value_of("--config", options)
+        stem = Path(config).stem if config and "model" in tree else None
         folder, exp_name = tree.get("output_dir", "outputs"), tree.get("exp_name", stem)
         find_checkpoint(checkpoint, folder, exp_name)
 
