@@ -191,3 +191,11 @@ def test_randomised_parts_go_by_their_names():
 def test_bounds_of_other_parts_are_refused(low, high):
     with refused(names=("randomize mass", "world, arm, ball", low, high)):
         randomized(FREE, "mass", low=low, high=high)
+
+
+def test_entries_of_ones_own_have_no_parts():
+    event = Event("randomize", {"name": "site_goal", "low": [1.0, 2.0, 3.0], "high": 3.0})
+    entries = {"site_goal": [0.0, 0.0, 0.0]}
+    env = MujocoEnv(1, partial(spec_of, FREE), entries=entries, events={"goal": event})
+    env.reset(seed=0)
+    assert env.state["site_goal"][0, 2] == 3.0

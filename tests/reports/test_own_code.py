@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.cli import app, imports
+from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.first_check import CORE
+from lightning_rl.cli.parsing import UsageError
 from lightning_rl.system.extensions import SUBCOMMANDS as EXTENSIONS
+from tests.messages import refused
 
 MODULE = '''
 import gymnasium
@@ -77,3 +80,16 @@ def test_a_sweep_finds_an_algorithm_and_an_env_beside_it(here, monkeypatch):
     app.run(["sweep", "--config", "ppo.yaml", *own, "--sweep.seeds", "1"])
     assert len(began) == 1
     assert sys.path.count(str(here)) == 1
+
+
+def test_a_short_name_for_an_argument_without_a_type_is_refused(here):
+    """Its message was that the model must be null."""
+    Path("own_code.py").write_text(
+        "from lightning_rl import PPO\n"
+        "class Own(PPO):\n"
+        "    def __init__(self, policy, **kwargs):\n"
+        "        super().__init__(policy, **kwargs)\n"
+    )
+    sys.path.append(str(here))
+    with refused(UsageError, names=("model.policy", "ActorCritic", "policy: Policy")):
+        check_run(["fit", "--model=own_code.Own", "--model.policy={class_path: ActorCritic}"])

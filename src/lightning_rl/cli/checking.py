@@ -181,6 +181,12 @@ class _Walk:
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
+            name = value.get("class_path", ".") if isinstance(value, dict) else "."
+            if "." not in name:
+                raise UsageError(
+                    f"{path}: a constructor of your own takes the short name {name} only for an "
+                    "argument with a type, as in policy: Policy."
+                )
             return _as_text(_read(value), path)
         parts = parts_of(kind)
         if value is None and default is None:

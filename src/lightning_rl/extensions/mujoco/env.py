@@ -87,7 +87,7 @@ class MujocoView(EnvView):
         return nominal_of(name, self.env.parameters(), self.env.layout.servos)
 
     def number_names(self, name: str, size: int) -> list[str]:
-        kind = name.partition("_")[0]
+        kind = name.partition("_")[0] if name in FIELDS else name
         parts: list[str] = self.env.layout.parts.get(OWNERS.get(kind, kind), [])
         return [part for part in parts for _ in range(size // len(parts))]
 
