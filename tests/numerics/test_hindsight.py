@@ -189,6 +189,10 @@ def test_a_gymnasium_env_judges_goals_by_its_own_functions(vectorization):
     assert reward.tolist() == [0.0, -1.0, 0.0]
     assert ended.tolist() == [True, False, True]
     assert point(1, vectorization, wrappers=[gymnasium.wrappers.FlattenObservation]).goals is None
+    alone = partial(
+        gymnasium.wrappers.FilterObservation, filter_keys=["achieved_goal", "desired_goal"]
+    )
+    assert point(1, vectorization, wrappers=[alone]).goals is not None
     env.close()
 
 

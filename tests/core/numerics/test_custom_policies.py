@@ -1,5 +1,7 @@
 """A policy of a user's own: however it writes its outputs they count, and what cannot be learnt from is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -220,6 +222,19 @@ def test_a_policy_whose_first_ratio_is_not_one_is_refused(policy_class, compile,
 def test_in_the_background_it_is_refused_too(tmp_path):
     with refused(names=("Recurrent.evaluate_actions", "Recurrent.forward", "env 0, step 0")):
         train(tmp_path, Recurrent, collector=AsyncCollector)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_weights_in_bfloat16_round_is_no_fault(dtype, tmp_path):
+    def add_weight(policy, result, *args, **kwargs):
+        policy.unused = nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def round_down(policy, result, td):
+        return result.set("sample_log_prob", 1.01 * result["sample_log_prob"])
+
+    rounding = after(MyPolicy, __init__=add_weight, evaluate_actions=round_down)
+    with refused(names="different log-probs") if dtype is torch.float32 else nullcontext():
+        train(tmp_path, rounding)
 
 
 def test_where_no_ratio_is_taken_none_is_asked_for(tmp_path):
