@@ -124,6 +124,13 @@ def test_first_episodes_are_cut_at_random_steps_and_later_ones_are_whole(kind):
     assert plain.tolist() == [LIMIT] * num_envs
 
 
+def test_the_first_observation_of_a_simulator_shows_its_counter():
+    env = randomized(foreign)
+    observation, _ = env.reset(seed=7)
+    assert torch.equal(observation[:, 0].long(), env.simulator.env.episode_length_buf)
+    assert observation.max() > 0
+
+
 def test_it_is_of_training_alone_and_of_each_rank(monkeypatch):
     data = RLDataModule(walk, 4, random_first_episode_length=True, seed=1)
     assert ends_of(data.eval_env)[0].tolist() == [LIMIT] * data.eval_env.num_envs

@@ -54,6 +54,14 @@ class RslRlVecEnv:
         observation, extras = returned if isinstance(returned, tuple) else (returned, {})
         return _grouped(observation, extras or {}), {}
 
+    def current_observation(self) -> Any:
+        """Return the observation of the current state; None if the env cannot."""
+        if not hasattr(self.env, "get_observations"):
+            return None
+        returned = self.env.get_observations()
+        observation, extras = returned if isinstance(returned, tuple) else (returned, {})
+        return _grouped(observation, extras or {})
+
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step by actions [N, A]."""
         observation, reward, done, extras = self._four(self.env.step(action))

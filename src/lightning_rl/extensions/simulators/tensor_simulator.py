@@ -134,6 +134,10 @@ class TensorSimulator(VectorEnv):
             steps = torch.randint(self._first_limit, (self.num_envs,), generator=generator)
             # Assigned, as rsl_rl does: wrappers have a setter.
             self._counter.episode_length_buf = steps.to(self._counter.episode_length_buf)
+            # Observations may show the counter, such as the phase of a gait.
+            observe = getattr(self.simulator, "current_observation", lambda: None)
+            if (observation := observe()) is not None:
+                self._last = self._observed(observation)
         if self._events is not None:
             self._events.reset(simulator_seed)
         self._late = torch.zeros_like(self._late)
