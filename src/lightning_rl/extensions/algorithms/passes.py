@@ -22,9 +22,10 @@ def passes(
     `mask` [N, T] is true for the steps to train on; None: all.
     """
     steps = flat_transitions(rollout, fields)
-    if mask is not None:
-        steps = steps[mask.t().flatten()]
+    rows = torch.arange(len(steps), device=steps.device)
+    # Indices, because a copy of the masked steps takes the memory of the rollout again.
+    rows = rows if mask is None else rows[mask.t().flatten()]
     for _ in range(n_epochs):
-        order = torch.randperm(len(steps), generator=generator, device=steps.device)
-        for rows in order.split(batch_size):
-            yield steps[rows]
+        order = torch.randperm(len(rows), generator=generator, device=rows.device)
+        for part in rows[order].split(batch_size):
+            yield steps[part]
