@@ -2,6 +2,7 @@
 
 import json
 import sys
+import weakref
 from functools import partial
 
 import gymnasium
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from lightning_rl import AsyncCollector, GymnasiumEnv, check_env
 from lightning_rl.cli.app import _curable
+from lightning_rl.envs.gymnasium.adapter import _close
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
 from tests.helpers import train
@@ -93,6 +95,8 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(tmp_path):
     with refused(UserWarning, names=("GymnasiumEnv", "OSError", "close", "the socket is gone")):
         train(tmp_path, env=partial(GymnasiumEnv, id="FailsToClose-v0"))
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "finished"
+    env = GymnasiumEnv(1, "FailsToClose-v0")
+    _close(weakref.ref(env))  # at the exit of the process: it was reported
 
 
 @pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])

@@ -330,7 +330,7 @@ def test_an_env_may_write_into_what_it_was_given_and_what_it_returned(as_dict, d
     ("name", "value", "default", "when"),
     [
         *(("dtype", torch.float64, torch.float32, when) for when in ("import", "begin", "act")),
-        ("device", torch.device("meta"), "cpu", "import"),
+        *(("device", torch.device("meta"), "cpu", when) for when in ("import", "begin", "act")),
     ],
 )
 def test_an_env_that_changes_torchs_defaults_changes_no_run(tmp_path, when, name, value, default):

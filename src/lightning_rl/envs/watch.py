@@ -13,6 +13,7 @@ from lightning_rl.envs.hanging import awaited, is_debugged, stack_in_env
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.system.process import end_process, exit_of_env, restore_defaults
+from lightning_rl.system.torch_private import has_default_device
 
 TICK_SECONDS = 1.0
 """Period of the checks; after a gap of more than two periods the process was suspended."""
@@ -176,8 +177,7 @@ class _Call:
         trace: TracebackType | None,
     ) -> None:
         self.ended = self.began
-        # 90 ns; the device takes 4 µs, so it is looked at after the first call of each kind.
-        if torch.get_default_dtype() is not torch.float32 or self.ended == 1:
+        if torch.get_default_dtype() is not torch.float32 or has_default_device():  # 160 ns
             restore_defaults(self.watch.owner)
         if self.error is not None:
             error, self.error = self.error, None

@@ -3,6 +3,7 @@
 import atexit
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -385,7 +386,8 @@ def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
     """Close an env at exit, because its workers ignore signals."""
     env = reference()
     if env is not None:
-        env.close()
+        with suppress(Exception):  # `RLDataModule.close` has reported it
+            env.close()
 
 
 def _is_plain(rollout: TensorDict) -> bool:
