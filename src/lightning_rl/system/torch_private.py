@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils import _device
+from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "TorchDispatchMode",
     "call_with",
     "copy_all",
+    "default_device",
     "flatten",
-    "has_default_device",
     "has_step_hooks",
     "list_options",
     "non_persistent_buffers_of",
@@ -40,11 +40,6 @@ READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """Attributes that `nn.Module` reads at each call."""
-
-
-def has_default_device() -> bool:
-    """Return whether `torch.set_default_device` is in effect, 60 times as fast as to ask for it."""
-    return _device.CURRENT_DEVICE is not None
 
 
 def trace(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
