@@ -13,7 +13,7 @@ from lightning_rl.envs.hanging import awaited, is_debugged, stack_in_env
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.system.process import end_process, exit_of_env, restore_defaults
-from lightning_rl.system.torch_private import default_device
+from lightning_rl.system.torch_private import devices
 
 TICK_SECONDS = 1.0
 """Period of the checks; after a gap of more than two periods the process was suspended."""
@@ -178,8 +178,7 @@ class _Call:
     ) -> None:
         self.ended = self.began
         # `CURRENT_DEVICE`, because `torch.get_default_device()` takes 4 µs.
-        is_float32 = torch.get_default_dtype() is torch.float32
-        if not is_float32 or default_device.CURRENT_DEVICE is not None:
+        if torch.get_default_dtype() is not torch.float32 or devices.CURRENT_DEVICE is not None:
             restore_defaults(self.watch.owner)
         if self.error is not None:
             error, self.error = self.error, None

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils import _device as default_device
+from torch.utils import _device as devices
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "call_with",
     "copy_all",
-    "default_device",
+    "devices",
     "flatten",
     "has_step_hooks",
     "list_options",
