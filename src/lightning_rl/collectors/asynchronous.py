@@ -275,9 +275,7 @@ class AsyncCollector(Collector):
 
 
 def _notes(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the notes of a saved window with the types of `RolloutLoop.run`."""
-    return {
-        "number": int(saved["number"]),
-        "envs_were_reset": bool(saved["envs_were_reset"]),
-        "reports": {str(name): float(value) for name, value in saved["reports"].items()},
-    }
+    # With the types that `RolloutLoop.run` gives: the checkpoint may be from somebody else.
+    reports = {str(name): float(value) for name, value in saved["reports"].items()}
+    was_reset = bool(saved["envs_were_reset"])
+    return {"number": int(saved["number"]), "envs_were_reset": was_reset, "reports": reports}

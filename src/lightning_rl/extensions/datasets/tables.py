@@ -20,20 +20,17 @@ MOST_ROWS = 10**6
 MOST_BYTES_TOGETHER = 8 * MOST_BYTES
 """Maximum bytes of the rows of an episode in memory."""
 
-DAMAGE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-"""Errors of reading damaged content."""
-
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Turn errors of a missing or damaged file into a `ConfigurationError` with its name."""
-    arrow = import_extra("pyarrow")
     try:
         yield
     # Already with the file's name and a cure.
     except ConfigurationError:
         raise
-    except (*DAMAGE, arrow.ArrowException) as error:
+    # Most are Arrow's, and of values of other types in its tables.
+    except Exception as error:
         raise ConfigurationError(
             f"{path} cannot be read ({reason_of(error)}): restore it, or give another dataset."
         ) from error

@@ -195,7 +195,9 @@ class RemoteCollectors:
                 raise CollectorClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("interrupt() ended the wait for a rollout.")
-            if self._waits_too_long(began, start_s):
+            # Count from the newest rollout of a healthy collector, so that each has its full time.
+            since = max([began, *(remote.since for remote in self.remotes if not remote.failures)])
+            if self.clock() - since > self.settings.timeout_s + min(start_s, START_SECONDS):
                 raise HungCollectorError(self._no_rollout_message()) from self._last_error()
             looked, starts = self.clock(), any(each.status == "starting" for each in self.remotes)
             self.poll(LOOK_SECONDS)
@@ -209,11 +211,6 @@ class RemoteCollectors:
         self._training = True
         self._begin()
         return received
-
-    def _waits_too_long(self, began: float, start_s: float) -> bool:
-        # Count from the newest rollout of a healthy collector, so that each has its full time.
-        since = max([began, *(remote.since for remote in self.remotes if not remote.failures)])
-        return self.clock() - since > self.settings.timeout_s + min(start_s, START_SECONDS)
 
     def skip(self) -> None:
         """Mark that the learner skips the last rollout."""

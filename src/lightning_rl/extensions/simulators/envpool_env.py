@@ -146,8 +146,7 @@ def _explained(id: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
             yield
     except Exception as error:  # an assertion, a TypeError, or a C++ error
-        reason = reason_of(error)
-        raise ConfigurationError(f"EnvPool env '{id}' could not be made: {reason}") from error
+        raise ConfigurationError(f"EnvPool '{id}' could not be made: {reason_of(error)}") from error
 
 
 def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,11 +116,9 @@ def _settings(parsed: Namespace, from_yaml: dict[str, Any]) -> SweepSettings:
     # The parser reads a string of any type as YAML again: a quoted "off" would become false.
     raw_values = {name: value for name, value in from_yaml.items() if name in OF_ANY_TYPE}
     settings = SweepSettings(**parsed.sweep.as_dict() | raw_values)
-    for name, default in asdict(SweepSettings()).items():
-        require(
-            default is None or getattr(settings, name) is not None,
-            f"sweep.{name} must not be null: leave it out.",
-        )
+    for name, default in vars(SweepSettings()).items():
+        is_null = default is not None and getattr(settings, name) is None
+        require(not is_null, f"sweep.{name} must not be null: leave it out.")
     return settings
 
 
