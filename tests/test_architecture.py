@@ -215,6 +215,7 @@ NEEDS = {
     "simulators": "managers",
     "sweeps": "reports",
     "tasks": "algorithms managers teleoperation",
+    "transfer": "managers mujoco",
 }
 """Extensions that an extension imports: without one of these it does not work, either."""
 

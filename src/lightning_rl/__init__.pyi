@@ -170,6 +170,9 @@ from lightning_rl.extensions.teleoperation.intervention import (
 from lightning_rl.extensions.teleoperation.intervention import (
     ScriptedIntervention as ScriptedIntervention,
 )
+from lightning_rl.extensions.transfer.fixed import FixedPolicy as FixedPolicy
+from lightning_rl.extensions.transfer.legged import LeggedRobot as LeggedRobot
+from lightning_rl.extensions.transfer.onnx_policy import OnnxPolicy as OnnxPolicy
 from lightning_rl.extensions.vla.backbone import Backbone as Backbone
 from lightning_rl.extensions.vla.custom import CustomVLA as CustomVLA
 from lightning_rl.extensions.vla.encoder import BackboneEncoder as BackboneEncoder

@@ -316,6 +316,21 @@ class LeRobotPolicyKwargs(TypedDict, total=False):
     micro_batch_size: int | None
     ignore_keys: Sequence[str]
 
+class LeggedRobotKwargs(TypedDict, total=False):
+    keyframe: str | None
+    rewards: dict[str, float | Reward | None] | None
+    terminations: dict[str, Termination | None] | None
+    metrics: dict[str, Metric | None] | None
+    events: dict[str, Event | None] | None
+    curriculum: dict[str, Curriculum | None] | None
+    rewards_per_second: bool
+    backend: Backend
+    num_threads: int
+    max_contacts: int | None
+    max_constraints: int | None
+    camera: str | None
+    device: str
+
 class NatureCNNKwargs(TypedDict, total=False):
     normalize: bool
     crop: tuple[int, int, int, int] | None

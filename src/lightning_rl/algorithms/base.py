@@ -268,7 +268,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
-        self.update = next(iter(self.updates.values()))
+        # An algorithm that does not train has none.
+        self.update = next(iter(self.updates.values()), cast(Any, None))
         self._sequence_of = learner.sequence
 
     @property

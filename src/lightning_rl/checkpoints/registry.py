@@ -39,8 +39,8 @@ PROBES = ["FiveDoors", "TwoDoors"]
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
-    "SuccessFramesEnv MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
-    "TensorSimulator TermWrapper "
+    "LeggedRobot MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
+    "SuccessFramesEnv TensorSimulator TermWrapper "
     f"{' '.join(PROBES)}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
@@ -66,14 +66,14 @@ _WRAPPERS = (
 _POLICIES = (
     "Policy",
     "ActorCritic ActorOnly ConditionedPolicy CustomVLA DeterministicActorCritic "
-    "DiscreteActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy "
-    "ResidualActorCritic SlowPolicy SquashedActorCritic SteeredActorCritic VLAPolicy",
+    "DiscreteActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy OnnxPolicy "
+    "QPolicy ResidualActorCritic SlowPolicy SquashedActorCritic SteeredActorCritic VLAPolicy",
 )
 _TABLE = {
     "model": (
         "Algorithm",
-        "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC GRPO GripperSAC IQL "
-        "NoiseSAC PPO RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
+        "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC FixedPolicy GRPO "
+        "GripperSAC IQL NoiseSAC PPO RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
@@ -217,6 +217,7 @@ TEXTS = {
     "device": TextForm("a device of torch", re.compile(r"[a-z]+(:\d+)?").fullmatch),
     "exp_name": TextForm("a plain name", is_plain_name),
     "address": _NOTHING,
+    "layout": TextForm("a YAML file, which is read as data", is_settings_file, is_file=True),
     **dict.fromkeys(STATISTICS_FILES, _PATH._replace(is_file=False)),
     **dict.fromkeys(
         (

@@ -22,6 +22,9 @@ from lightning_rl.extensions.mujoco.rotations import heading, inverse, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN
 from lightning_rl.kwargs import QuadrupedKwargs, Unpack
 
+ROOT = "root"
+"""Name of the free joint of the torso."""
+
 JOINTS = tuple(f"{part}_{leg}" for leg in (1, 2, 3, 4) for part in ("hip", "ankle"))
 """Driven joints of Ant."""
 
@@ -87,13 +90,13 @@ def command(env: EnvView) -> Tensor:
 
 def turn_rate(env: MujocoView) -> Tensor:
     """Return the angular velocity in the frame of the torso, [M, 3] rad/s: a gyroscope."""
-    return env.qvel("root")[:, 3:]
+    return env.qvel(ROOT)[:, 3:]
 
 
 def gravity(env: MujocoView) -> Tensor:
     """Return the direction of gravity in the frame of the torso, [M, 3]."""
     down = torch.tensor([0.0, 0.0, -1.0], device=env.device).expand(env.num_envs, 3)
-    return rotate(inverse(env.qpos("root")[:, 3:]), down)
+    return rotate(inverse(env.qpos(ROOT)[:, 3:]), down)
 
 
 def joint_offsets(env: MujocoView) -> Tensor:
@@ -115,13 +118,13 @@ def last_action(env: EnvView) -> Tensor:
 def torso_velocity(env: MujocoView) -> Tensor:
     """Return the linear velocity in the frame of the torso, [M, 3] m/s; a robot estimates it."""
     # MuJoCo has a free joint's linear velocity in the world, its angular velocity in the body.
-    root = env.qpos("root")
-    return rotate(inverse(root[:, 3:]), env.qvel("root")[:, :3])
+    root = env.qpos(ROOT)
+    return rotate(inverse(root[:, 3:]), env.qvel(ROOT)[:, :3])
 
 
 def torso_height(env: MujocoView) -> Tensor:
     """Return the height of the torso, [M] m."""
-    return env.qpos("root")[:, 2]
+    return env.qpos(ROOT)[:, 2]
 
 
 def friction_and_load(env: EnvView) -> Tensor:
@@ -172,6 +175,20 @@ def push(env: EnvView, speed: float = 0.5) -> dict[str, Tensor]:
     return {"qvel": qvel}
 
 
+def velocity_errors(env: EnvView) -> dict[str, Tensor]:
+    """Measure `velocity_error`, [M] m/s, and `yaw_error`, [M] rad/s, of a torso with commands."""
+    command, velocity = env.state["command"], env.state["qvel"]
+    yaw = heading(env.state["qpos"][:, 3:7])
+    cos, sin = yaw.cos(), yaw.sin()
+    # Commands are relative to the heading; roll and pitch do not change them.
+    forward_error = cos * velocity[:, 0] + sin * velocity[:, 1] - command[:, 0]
+    left_error = cos * velocity[:, 1] - sin * velocity[:, 0] - command[:, 1]
+    return {
+        "velocity_error": (forward_error * forward_error + left_error * left_error).sqrt(),
+        "yaw_error": (velocity[:, 5] - command[:, 2]).abs(),
+    }
+
+
 def velocity_error(env: EnvView) -> Tensor:
     """Return the length of the error of the horizontal velocity, [M] m/s."""
     return env.measurements["velocity_error"]
@@ -189,7 +206,7 @@ def tracking(env: EnvView, name: str) -> Tensor:
 
 def bounce(env: MujocoView) -> Tensor:
     """Return the squared vertical velocity, [M] m^2/s^2."""
-    return env.qvel("root")[:, 2].square()
+    return env.qvel(ROOT)[:, 2].square()
 
 
 def roll_and_pitch(env: MujocoView) -> Tensor:
@@ -308,16 +325,7 @@ class Quadruped(MujocoEnv):
         )
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
-        command, velocity = env.state["command"], env.state["qvel"]
-        yaw = heading(env.state["qpos"][:, 3:7])
-        cos, sin = yaw.cos(), yaw.sin()
-        # Commands are relative to the heading; roll and pitch do not change them.
-        forward_error = cos * velocity[:, 0] + sin * velocity[:, 1] - command[:, 0]
-        left_error = cos * velocity[:, 1] - sin * velocity[:, 0] - command[:, 1]
-        return {
-            "velocity_error": (forward_error * forward_error + left_error * left_error).sqrt(),
-            "yaw_error": (velocity[:, 5] - command[:, 2]).abs(),
-        }
+        return velocity_errors(env)
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
         # The ball is where the robot would be after a second.

@@ -50,7 +50,8 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
     algorithm, collector = algorithm_of(module), data_of(trainer).collector
     gradients = sum(local(p).nbytes for p in module.parameters() if p.requires_grad)
     assert collector is not None
-    averages = 2 if isinstance(trainer.optimizers[0], torch.optim.Adam | torch.optim.AdamW) else 0
+    kinds = (torch.optim.Adam, torch.optim.AdamW)
+    averages = 2 if any(isinstance(entry, kinds) for entry in trainer.optimizers[:1]) else 0
     policy = algorithm.policy
     samples = min(algorithm.batch_size, policy.micro_batch_size or CPU_MICRO_BATCH)
     if policy.micro_batch_size is None and policy.version.device.type != "cpu":

@@ -1,0 +1,160 @@
+"""Read the layout of a policy: its observation, joints, gains and periods."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import check_range, closest, require
+from lightning_rl.extend.files import read_text, read_yaml
+from lightning_rl.extend.spaces import by_name
+
+JOINT_NAMES = ("joint_names", "dof_names")
+"""Names of the order of the joints in the metadata of ONNX files, ours and holosoma's."""
+
+IN_METADATA = {
+    "default_position": ("default_joint_pos", "default_dof_angles"),
+    "stiffness": ("joint_stiffness", "kp"),
+    "damping": ("joint_damping", "kd"),
+    "action_scale": ("action_scale",),
+    "control_period": ("control_period",),
+}
+"""Settings of a layout by their names in metadata."""
+
+TOLERANCE = 1e-4
+"""Relative difference of two numbers that count as equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutTerm:
+    """A part of the policy's observation, named as a term of the env's.
+
+    Attributes:
+        scale: factor of the env's numbers.
+        joints: the numbers belong to the joints, in their order.
+        history: last values in the observation, oldest first.
+    """
+
+    scale: float = 1.0
+    joints: bool = False
+    history: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLayout:
+    """What the numbers mean that a policy reads and returns.
+
+    Attributes:
+        observation: parts of the policy's input, in its order.
+        default_position: rad, for each joint, in the order of the policy's action.
+        stiffness: N m/rad, by joint.
+        damping: N m s/rad, by joint.
+        action_scale: rad per unit of action, by joint.
+        control_period: seconds between two actions.
+        height: m, of the robot's base when it stands.
+        phases: rad, clocks at the start of an episode, for terms `sin_phase` and `cos_phase`.
+        phase_period: seconds per turn of the clocks.
+    """
+
+    observation: dict[str, LayoutTerm]
+    default_position: dict[str, float]
+    stiffness: dict[str, float]
+    damping: dict[str, float]
+    action_scale: dict[str, float]
+    control_period: float
+    height: float
+    phases: tuple[float, ...] = ()
+    phase_period: float = 1.0
+
+    @property
+    def joints(self) -> list[str]:
+        """Names of the joints, in the order of the policy's action."""
+        return list(self.default_position)
+
+
+def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> PolicyLayout:
+    """Read a layout from a YAML file; the metadata of the policy's file complete it.
+
+    Args:
+        path: the YAML file.
+        metadata: what the file of the policy says of itself.
+
+    Raises:
+        ConfigurationError: a setting is missing, unknown or out of range, or the metadata say
+            something else; names the setting.
+    """
+    try:
+        settings = read_yaml(read_text(path), f"The layout {path}")
+    except FileNotFoundError:
+        raise ConfigurationError(f"layout: there is no file {path}.") from None
+    require(isinstance(settings, Mapping), f"{path} is no layout: it has no settings.")
+    fields = {field.name: field for field in dataclasses.fields(PolicyLayout)}
+    for name in settings:
+        require(
+            name in fields,
+            f"{path} has the setting {name}; allowed: {', '.join(fields)}"
+            f"{closest(str(name), list(fields))}.",
+        )
+    known = _from_metadata(metadata or {})
+    joints = list(settings.get("default_position") or known.get("default_position") or ())
+    require(bool(joints), f"{path}: give default_position, {{joint: rad}}, in the policy's order.")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = settings.get(name, known.get(name, field.default))
+        require(
+            value is not dataclasses.MISSING, f"{path} has no {name}, nor has the policy's file."
+        )
+        if name in ("default_position", "stiffness", "damping", "action_scale"):
+            value = by_name(f"{path}: {name}", value, joints)
+        if name in known and name in settings:
+            _check_equal(f"{path}: {name}", value, known[name], joints)
+        values[name] = value
+    order = known.get("joints", joints)
+    require(
+        order == joints,
+        f"{path} has the joints {', '.join(joints)}, the policy's file {', '.join(order)}: give "
+        "default_position in the file's order.",
+    )
+    values["observation"] = _terms(path, values["observation"])
+    values["phases"] = tuple(values["phases"])
+    for name in ("control_period", "phase_period"):
+        check_range(f"{path}: {name}", values[name], above=0)
+    return PolicyLayout(**values)
+
+
+def _from_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    joints = next((list(metadata[name]) for name in JOINT_NAMES if name in metadata), None)
+    values: dict[str, Any] = {} if joints is None else {"joints": joints}
+    for setting, names in IN_METADATA.items():
+        for value in (metadata[name] for name in names if metadata.get(name) is not None):
+            is_list = isinstance(value, list) and joints is not None
+            values[setting] = dict(zip(joints or (), value, strict=True)) if is_list else value
+    return values
+
+
+def _terms(path: str | Path, terms: Any) -> dict[str, LayoutTerm]:
+    require(isinstance(terms, Mapping), f"{path}: observation must have terms, got {terms}.")
+    allowed = [field.name for field in dataclasses.fields(LayoutTerm)]
+    for name, term in terms.items():
+        unknown = [key for key in term or {} if key not in allowed]
+        require(
+            not unknown,
+            f"{path}: observation.{name} has {', '.join(unknown)}; allowed: {', '.join(allowed)}.",
+        )
+        check_range(
+            f"{path}: observation.{name}.history", (term or {}).get("history", 1), minimum=1
+        )
+    return {name: LayoutTerm(**(term or {})) for name, term in terms.items()}
+
+
+def _check_equal(place: str, value: Any, from_file: Any, joints: list[str]) -> None:
+    value = value if isinstance(value, Mapping) else {"": value}
+    from_file = from_file if isinstance(from_file, Mapping) else dict.fromkeys(value, from_file)
+    for name, number in value.items():
+        other = from_file.get(name, number)
+        require(
+            abs(number - other) <= TOLERANCE * max(abs(number), abs(other)),
+            f"{place}{f' of {name}' if name else ''} is {number}, but the policy's file says "
+            f"{other}: leave the setting out, or correct it.",
+        )

@@ -1,0 +1,249 @@
+"""A legged robot from an MJCF file, driven as the layout of a policy says."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.extend.envs import import_mujoco
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extensions.managers import Event
+from lightning_rl.extensions.managers.actions import Position
+from lightning_rl.extensions.managers.term import Metric, Observation, Reward, Termination
+from lightning_rl.extensions.managers.view import EnvView
+from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
+from lightning_rl.extensions.mujoco.model import read_spec
+from lightning_rl.extensions.mujoco.quadruped import (
+    ROOT,
+    action_change,
+    gravity,
+    last_action,
+    random_command,
+    torso_height,
+    torso_velocity,
+    tracking,
+    turn_rate,
+    velocity_error,
+    velocity_errors,
+    yaw_error,
+)
+from lightning_rl.extensions.transfer.layout import PolicyLayout, read_layout
+from lightning_rl.kwargs import LeggedRobotKwargs, Unpack
+
+LYING = 0.5
+"""Part of the standing height below which a robot has fallen."""
+
+ON_ITS_SIDE = -0.3
+"""z of gravity's direction in the frame of the base, above which a robot has fallen."""
+
+DEFAULT_COMMANDS = ((-1.0, 1.0), (-0.5, 0.5), (-1.0, 1.0))
+"""Ranges of the commands: m/s forwards, m/s to the left, rad/s to the left."""
+
+
+def linear_command(env: EnvView) -> Tensor:
+    """Return the commanded velocity, [M, 2] m/s forwards and to the left."""
+    value: Tensor = env.state["command"][:, :2]
+    return value
+
+
+def turn_command(env: EnvView) -> Tensor:
+    """Return the commanded yaw rate, [M, 1] rad/s to the left."""
+    value: Tensor = env.state["command"][:, 2:]
+    return value
+
+
+def joint_offsets(env: MujocoView, positions: dict[str, float]) -> Tensor:
+    """Return the positions of joints relative to `positions`, [M, A] rad."""
+    return env.qpos(*positions) - torch.tensor([*positions.values()], device=env.device)
+
+
+def joint_speeds(env: MujocoView, joints: list[str]) -> Tensor:
+    """Return the velocities of joints, [M, A] rad/s."""
+    return env.qvel(*joints)
+
+
+def clock(
+    env: EnvView, phases: list[float], period: float, function: Literal["sin", "cos"]
+) -> Tensor:
+    """Return sine or cosine of clocks, [M, P], that turn once per `period` seconds."""
+    angle: Tensor = env.state["time"] * (2.0 * math.pi / period) + torch.tensor(
+        phases, device=env.device
+    )
+    return angle.sin() if function == "sin" else angle.cos()
+
+
+def fallen(env: MujocoView) -> Tensor:
+    """Return whether the base is low or on its side, [M] bool."""
+    height: float = env.env.standing_height
+    return (torso_height(env) < LYING * height) | (gravity(env)[:, 2] > ON_ITS_SIDE)
+
+
+class LeggedRobot(MujocoEnv):
+    """Walk with commanded velocities: any legged robot of MuJoCo, with the gains of a layout.
+
+    Each joint of the layout gets a position servo with the layout's gains, instead of the model's
+    actuators, and their limits of force. The action is in the order of the layout's joints:
+    position = default_position + action_scale * action. A floor is added if the model has none.
+
+    Observation: the layout's terms without their scales, of `base_ang_vel` (rad/s) and
+    `base_lin_vel` (m/s) in the frame of the base, `projected_gravity`, `command_lin_vel`,
+    `command_ang_vel`, `dof_pos` (relative to `default_position`), `dof_vel`, `actions` (the last
+    one), `sin_phase` and `cos_phase`; `OnnxPolicy` scales them.
+
+    Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.5;
+    `action_change`, weight -0.005. Metrics: `velocity_error` (m/s), `yaw_error` (rad/s).
+    A fallen robot is `terminated`. Event: `command`, drawn at the start and every 10 s.
+
+    Args:
+        num_envs: N.
+        model: see `MujocoEnv`; its first joint is free.
+        layout: YAML file of a `PolicyLayout`.
+        timestep: seconds per simulation step; divides the control period.
+        integrator: of MuJoCo. `implicitfast` takes the servos' damping into account; `euler` needs
+            steps of 1 ms for light joints.
+        action_clip: largest action.
+        observations: see `ManagedEnv`. Default: one group, `policy`, of the layout's terms.
+        max_episode_steps: time limit.
+        kwargs: see `MujocoEnv`.
+
+    Raises:
+        ConfigurationError: the model has no free joint or misses a joint of the layout, the control
+            period is no multiple of the time step, or a term is unknown.
+    """
+
+    default_rewards: ClassVar[Mapping[str, Reward]] = {
+        "velocity": Reward(tracking, {"name": "velocity_error"}, weight=1.0),
+        "yaw": Reward(tracking, {"name": "yaw_error"}, weight=0.5),
+        "action_change": Reward(action_change, weight=-0.005),
+    }
+    default_metrics: ClassVar[Mapping[str, Metric]] = {
+        "velocity_error": Metric(velocity_error),
+        "yaw_error": Metric(yaw_error),
+    }
+    default_terminations: ClassVar[Mapping[str, Termination]] = {
+        **MujocoEnv.default_terminations,
+        "fallen": Termination(fallen, ends="fail"),
+    }
+    default_events: ClassVar[Mapping[str, Event]] = {
+        "command": Event(
+            random_command,
+            {"ranges": DEFAULT_COMMANDS},
+            mode="interval",
+            every_s=(10.0, 10.0),
+            at_reset=True,
+        ),
+    }
+
+    def __init__(
+        self,
+        num_envs: int,
+        model: Any,
+        layout: str,
+        timestep: float = 0.005,
+        integrator: Literal["implicitfast", "euler"] = "implicitfast",
+        action_clip: float = 10.0,
+        observations: dict[str, dict[str, Observation]] | None = None,
+        max_episode_steps: int = 1000,
+        **kwargs: Unpack[LeggedRobotKwargs],
+    ) -> None:
+        described = read_layout(layout)
+        check_range("timestep", timestep, above=0)
+        substeps = round(described.control_period / timestep)
+        require(
+            math.isclose(substeps * timestep, described.control_period, rel_tol=1e-6),
+            f"timestep {timestep} does not divide the control period {described.control_period} "
+            f"of {layout}.",
+        )
+        spec = driven(read_spec(model), described)
+        spec.option.timestep = timestep
+        kinds = import_mujoco().mjtIntegrator
+        implicit = integrator == "implicitfast"
+        spec.option.integrator = kinds.mjINT_IMPLICITFAST if implicit else kinds.mjINT_EULER
+        self.standing_height = described.height
+        super().__init__(
+            num_envs,
+            spec,
+            substeps=substeps,
+            actions={"joints": Position(described.action_scale, clip=action_clip)},
+            entries={"command": [0.0, 0.0, 0.0]},
+            observations=observations or {"policy": terms_of(described)},
+            max_episode_steps=max_episode_steps,
+            **kwargs,
+        )
+
+    def measure(self, env: EnvView) -> dict[str, Tensor]:
+        return velocity_errors(env)
+
+
+def terms_of(layout: PolicyLayout) -> dict[str, Observation]:
+    """Return the observation terms of a layout, without scales.
+
+    Raises:
+        ConfigurationError: for an unknown term.
+    """
+    phases = {"phases": list(layout.phases), "period": layout.phase_period}
+    functions: dict[str, tuple[Any, dict[str, Any]]] = {
+        "base_ang_vel": (turn_rate, {}),
+        "base_lin_vel": (torso_velocity, {}),
+        "projected_gravity": (gravity, {}),
+        "command_lin_vel": (linear_command, {}),
+        "command_ang_vel": (turn_command, {}),
+        "dof_pos": (joint_offsets, {"positions": layout.default_position}),
+        "dof_vel": (joint_speeds, {"joints": layout.joints}),
+        "actions": (last_action, {}),
+        "sin_phase": (clock, {**phases, "function": "sin"}),
+        "cos_phase": (clock, {**phases, "function": "cos"}),
+    }
+    for name in layout.observation:
+        require(
+            name in functions,
+            f"LeggedRobot has no term {name}; allowed: {', '.join(functions)}. For others write a "
+            "MujocoEnv with terms of these names.",
+        )
+    return {
+        name: Observation(*functions[name], history=term.history)
+        for name, term in layout.observation.items()
+    }
+
+
+def driven(spec: Any, layout: PolicyLayout) -> Any:
+    """Return the `MjSpec` with the servos, the start and the floor of a robot; it is changed.
+
+    Raises:
+        ConfigurationError: see `LeggedRobot`.
+    """
+    mujoco = import_mujoco()
+    joints = {joint.name: joint for joint in spec.joints}
+    free = [joint for joint in spec.joints if joint.type == mujoco.mjtJoint.mjJNT_FREE]
+    require(len(free) == 1, "LeggedRobot needs a model with one free joint, its base.")
+    missing = [name for name in layout.joints if name not in joints]
+    require(
+        not missing,
+        f"The model has no joint {', '.join(missing)}; it has {', '.join(filter(None, joints))}.",
+    )
+    free[0].name = ROOT
+    limits = {actuator.target: actuator.ctrlrange for actuator in spec.actuators}
+    for actuator in list(spec.actuators):
+        spec.delete(actuator)
+    for name in layout.joints:
+        servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        servo.set_to_position(kp=layout.stiffness[name], kv=layout.damping[name])
+        if name in limits and np.ptp(limits[name]) > 0:
+            servo.forcelimited, servo.forcerange = True, limits[name]
+    if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
+        plane = mujoco.mjtGeom.mjGEOM_PLANE
+        spec.worldbody.add_geom(
+            name="floor", type=plane, size=[50, 50, 0.1], contype=1, conaffinity=1
+        )
+    model = spec.copy().compile()
+    pose = np.array(model.qpos0)
+    pose[model.joint(ROOT).qposadr[0] + 2] = layout.height
+    for name, position in layout.default_position.items():
+        pose[model.joint(name).qposadr[0]] = position
+    for key in list(spec.keys):
+        spec.delete(key)
+    spec.add_key(name="home", qpos=pose, ctrl=[*layout.default_position.values()])
+    return spec

@@ -1,0 +1,285 @@
+"""Act by the ONNX file of a policy that others trained."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.errors import import_extra, require
+from lightning_rl.extend.files import open_file, tell
+from lightning_rl.extend.policies import RNG
+from lightning_rl.extend.spaces import names_of
+from lightning_rl.extensions.transfer.layout import PolicyLayout, read_layout
+
+LARGEST_FILE = 2**30
+"""Most bytes of an ONNX file."""
+
+MISSING = "OnnxPolicy needs ONNX Runtime: pip install -e '.[export]'."
+"""Message without ONNX Runtime."""
+
+TRIED_ROWS = 64
+"""Rows of the batch whose speed is printed."""
+
+
+class OnnxPolicy(Policy):
+    """A policy from an ONNX file, which acts by the mode of its distribution and is not trained.
+
+    The observation of the env is a Box, or one key of a Dict, whose numbers have names, such as
+    those of [manager terms]: `term/0`, `term/1`, ... The layout says in which order and scale the
+    policy reads them. Joints go by the names of the env's actions.
+
+    Args:
+        observation_space, action_space: spaces of one env.
+        path: the ONNX file: one input [1, D] or [B, D], and one output of actions.
+        layout: YAML file of its layout, see `PolicyLayout`; the metadata of the ONNX file complete
+            it.
+        key: key of a Dict observation that has the terms.
+
+    Raises:
+        ConfigurationError: a file cannot be read, they contradict each other, or the env has other
+            terms or joints; names what differs.
+    """
+
+    has_critic = False
+    has_entropy = False
+    columns: Tensor
+    scales: Tensor
+    order: Tensor
+    file_digest: Tensor
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        path: str,
+        layout: str,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.key, self.graph = key, OnnxGraph(path)
+        self.layout = read_layout(layout, self.graph.metadata)
+        columns, scales = input_columns(self.layout, self._observed_space(), action_space)
+        require(
+            len(columns) == self.graph.size,
+            f"{path} reads {self.graph.size} numbers, but the terms of {layout} have "
+            f"{len(columns)}: " + ", ".join(f"{name}" for name in self.layout.observation) + ".",
+        )
+        env_joints = names_of(action_space) or self.layout.joints
+        order = [self.layout.joints.index(name) for name in env_joints]
+        digest = np.frombuffer(hashlib.sha256(self.graph.content).digest(), np.uint8)
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
+        self.register_buffer("scales", torch.tensor(scales), persistent=False)
+        self.register_buffer("order", torch.tensor(order), persistent=False)
+        # In checkpoints, so that another file under the same path is noticed.
+        self.register_buffer("file_digest", torch.tensor(digest))
+        self.register_load_state_dict_pre_hook(_check_digest)
+        tell(self.graph.described())
+
+    def _observed_space(self) -> gymnasium.Space[Any]:
+        space = self.observation_space
+        keys = list(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
+        require(
+            (self.key in keys) if keys else self.key is None,
+            f"OnnxPolicy: key is {self.key}; the observation has "
+            f"{'the keys ' + ', '.join(keys) if keys else 'no keys'}.",
+        )
+        return space[self.key] if keys else space  # type: ignore[index]  # a Dict
+
+    @property
+    def acting_space(self) -> gymnasium.Space[Any]:
+        if self.key is None:
+            return self.observation_space
+        return gymnasium.spaces.Dict({self.key: self._observed_space()})
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
+    ) -> TensorDict:
+        observation = td["observation"] if self.key is None else td["observation", self.key]
+        vector = observation[:, self.columns] * self.scales
+        action = self.graph(vector.cpu().numpy().astype(np.float32, copy=False))
+        td.set("action", torch.from_numpy(action).to(vector.device)[:, self.order])
+        td.set("sample_log_prob", vector.new_zeros(len(vector)))
+        return td
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        raise ConfigurationError("OnnxPolicy has no critic: use it as the base of another policy.")
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        raise ConfigurationError(
+            "OnnxPolicy is not trained: correct it by ResidualActorCritic, or clone it."
+        )
+
+
+class OnnxGraph:
+    """The graph of an ONNX file with one input [B, D] and one output [B, A], in ONNX Runtime.
+
+    Args:
+        path: file of the graph.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has other inputs or outputs.
+
+    Attributes:
+        content: the bytes of the file.
+        metadata: its properties, as plain values.
+        size: D.
+        takes_batches: whether B is free; else rows are computed in turn.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            with open_file(self.path, None, LARGEST_FILE) as file:
+                self.content = file.read()
+        except FileNotFoundError:
+            raise ConfigurationError(f"path: there is no file {path}.") from None
+        onnx = import_extra("onnx", MISSING)
+        runtime = import_extra("onnxruntime", MISSING)
+        try:
+            model = onnx.load_model_from_string(self.content)
+        except Exception as error:  # protobuf's own types
+            raise ConfigurationError(f"{path} is no ONNX file: {error}") from error
+        # External data are other files, by names that the sender chose.
+        external = [t.name for t in model.graph.initializer if t.data_location]
+        require(
+            not external, f"{path} keeps {external[:1]} in another file: export it as one file."
+        )
+        self.metadata = {p.key: _plain(p.value) for p in model.metadata_props}
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = [i for i in model.graph.input if i.name not in stored]
+        shapes = [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in inputs]
+        require(
+            len(shapes) == 1 and len(shapes[0]) == 2 and len(model.graph.output) == 1,
+            f"{path} has the inputs {', '.join(i.name for i in inputs)} and the outputs "
+            f"{', '.join(o.name for o in model.graph.output)}: OnnxPolicy runs graphs with one "
+            "input [1, D] and one output. A clock or a reference motion is no input of it.",
+        )
+        self.name, self.size = inputs[0].name, shapes[0][1]
+        self._options = runtime.SessionOptions()
+        # Threads of their own would compete with those of torch.
+        self._options.intra_op_num_threads = self._options.inter_op_num_threads = 1
+        self._session = self._open(self.content)
+        self.takes_batches = shapes[0][0] != 1
+        if not self.takes_batches:
+            self._free_batch_axis(model)
+
+    def _open(self, content: bytes) -> Any:
+        runtime = import_extra("onnxruntime", MISSING)
+        try:
+            return runtime.InferenceSession(
+                content, self._options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's own types
+            raise ConfigurationError(f"ONNX Runtime cannot run {self.path}: {error}") from error
+
+    def _free_batch_axis(self, model: Any) -> None:
+        """Give inputs and outputs any number of rows, if each row's result stays the same."""
+        for port in (*model.graph.input, *model.graph.output):
+            port.type.tensor_type.shape.dim[0].dim_param = "batch"
+        del model.graph.value_info[:]
+        rows = np.random.default_rng(0).normal(size=(4, self.size)).astype(np.float32)
+        in_turn = self(rows)
+        fixed = self._session
+        try:
+            self._session = self._open(model.SerializeToString())
+            self.takes_batches = True
+            equal = np.allclose(self(rows), in_turn, rtol=1e-4, atol=1e-5)
+        except Exception:  # a graph that has the number of rows inside
+            equal = False
+        if not equal:
+            self._session, self.takes_batches = fixed, False
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return the actions [N, A] for inputs [N, D], float32."""
+        if self.takes_batches:
+            result: np.ndarray = self._session.run(None, {self.name: rows})[0]
+            return result
+        return np.concatenate([self._session.run(None, {self.name: row[None]})[0] for row in rows])
+
+    def described(self) -> str:
+        """Return a line with the speed of a batch."""
+        rows = np.zeros((TRIED_ROWS, self.size), np.float32)
+        self(rows)
+        begin = time.perf_counter()
+        self(rows)
+        seconds = time.perf_counter() - begin
+        way = "in one pass" if self.takes_batches else "one row at a time"
+        return f"{self.path.name}: {TRIED_ROWS} rows in {1e3 * seconds:.2g} ms, {way}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OnnxGraph, (self.path,)  # a session cannot be pickled
+
+
+def input_columns(
+    layout: PolicyLayout, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]
+) -> tuple[list[int], list[float]]:
+    """Return the index in the env's observation, and the scale, of each number that a policy reads.
+
+    Args:
+        layout: of the policy.
+        observations: Box whose numbers have names `term/i`.
+        actions: Box whose numbers have the names of the joints, or none.
+
+    Raises:
+        ConfigurationError: the env has no such term, or other joints.
+    """
+    by_term: dict[str, list[int]] = {}
+    for index, name in enumerate(names_of(observations)):
+        by_term.setdefault(name.rpartition("/")[0], []).append(index)
+    require(
+        bool(by_term),
+        f"OnnxPolicy reads numbers by their names, but {observations} has none: make the "
+        "observation of manager terms.",
+    )
+    env_joints = names_of(actions) or layout.joints
+    require(
+        set(env_joints) == set(layout.joints),
+        f"The joints of the layout are {', '.join(layout.joints)}, the actions of the env "
+        f"{', '.join(env_joints)}.",
+    )
+    order = [list(env_joints).index(joint) for joint in layout.joints]
+    columns: list[int] = []
+    scales: list[float] = []
+    for name, term in layout.observation.items():
+        require(
+            name in by_term,
+            f"The layout reads the term {name}; the env has {', '.join(by_term)}.",
+        )
+        indices: Sequence[int] = by_term[name]
+        if term.joints:
+            require(
+                len(indices) == len(order) * term.history,
+                f"The term {name} of the env has {len(indices)} numbers; its joints with the "
+                f"layout's history of {term.history} are {len(order) * term.history}.",
+            )
+            # Values of a history follow each other, oldest first.
+            frames = range(0, len(indices), len(order))
+            indices = [indices[frame + joint] for frame in frames for joint in order]
+        columns += indices
+        scales += [term.scale] * len(indices)
+    return columns, scales
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _check_digest(policy: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    saved = state.get(f"{prefix}file_digest")
+    require(
+        saved is None or torch.equal(saved.cpu(), policy.file_digest.cpu()),
+        f"{policy.graph.path} is another file than the one of the checkpoint.",
+    )
