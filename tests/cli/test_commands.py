@@ -585,7 +585,7 @@ BAD_OPTIONS = [
     (["--model.lr_schedule", "cosine"], 2, "must be one of constant, linear, adaptive, got cosine"),
     (["--model.batch_size", "100000"], 1, "larger than a rollout"),
     (["--model.policy.activation", "tanhh"], 1, "close matches: tanh"),
-    (["--model.policy.squash", "true"], 1, "squash is for continuous actions"),
+    (["--model.policy.squash", "true"], 1, "squash=True is for continuous actions"),
     (["--trainer.gradient_clip_val", "1"], 1, "set model.max_grad_norm"),
     (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
     (["--trainer.precision", "bf16-true"], 1, "Use 32-true or bf16-mixed"),

@@ -34,7 +34,7 @@ def closest(name: str, allowed: Iterable[str], *, limit: int = 4) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return the text of a library's error in one line, for a message; without a text its type."""
-    return " ".join(str(error).split())[:500] or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def require(condition: bool, message: str) -> None:
