@@ -91,9 +91,11 @@ def fail_to_close():
 gymnasium.register("FailsToClose-v0", partial(ScriptedEnv, length=8, close=fail_to_close))
 
 
-def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(tmp_path):
-    with refused(UserWarning, names=("GymnasiumEnv", "OSError", "close", "the socket is gone")):
-        train(tmp_path, env=partial(GymnasiumEnv, id="FailsToClose-v0"))
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, tmp_path):
+    env = partial(GymnasiumEnv, id="FailsToClose-v0", vectorization=vectorization)
+    with refused(UserWarning, names=("ScriptedEnv", "OSError", "close", "the socket is gone")):
+        train(tmp_path, env=env)
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "finished"
     env = GymnasiumEnv(1, "FailsToClose-v0")
     _close(weakref.ref(env))  # at the exit of the process: it was reported

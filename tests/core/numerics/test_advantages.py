@@ -162,3 +162,13 @@ def test_vtrace_refuses_flattened_data():
     value, nothing = torch.zeros(3, 5), two_d.bool()
     with refused(ValueError, names=("reward", "[3, 4]", "[3, 5]")):
         vtrace(value, two_d, value, nothing, nothing, two_d, **settings)
+
+
+def test_ratios_of_vtrace_are_bounded_by_one():
+    data = tensors(*random_rollout(0))
+    ratios = torch.linspace(-1.0, 1.0, data[0].numel()).view_as(data[0])
+    expected = vtrace(ratios, *data, gamma=0.9, gae_lambda=0.8, rho_bar=1.0, c_bar=1.0)
+    for part, bounded in zip(
+        vtrace(ratios, *data, gamma=0.9, gae_lambda=0.8), expected, strict=True
+    ):
+        torch.testing.assert_close(part, bounded)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import gymnasium
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.envs.gymnasium.checksums import Checksums, EpisodeChecksums
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
@@ -52,6 +53,14 @@ class CheckedReturns(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         return read_step(self.env, self.env.step(action))
+
+    def close(self) -> None:
+        # Also called for the trial env of Gymnasium's processes, outside of all handlers.
+        try:
+            super().close()
+        except Exception as error:
+            name = type(self.unwrapped).__name__
+            rank_zero_warn(f"{name} raised {type(error).__name__} in close: {error}.")
 
 
 class ReplayableEpisode(gymnasium.Wrapper):
