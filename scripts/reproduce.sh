@@ -127,6 +127,8 @@ robots)
   done
   python scripts/quadruped_velocity.py outputs/reproduce/ppo_quadruped_*_sweep_*/trial_*_2* outputs/{student,robot}_?
   run ppo_reach.yaml 128 "11 12 13"
+  run ppo_quadruped.yaml 100 "11 12 13 14 15"
+  run ppo_quadruped_symmetric.yaml 100 "11 12 13 14 15"
   ;;
 memory)
   run ppo_lstm_cart_pole.yaml 20 "11 12 13 14 15"
@@ -136,6 +138,9 @@ memory)
     run $config.yaml 10 "1 2 3 4 5"
     run $config.yaml 10 "1 2 3" --data.total_env_steps 100_000 --model.policy.noise_correlation 0
   done
+  export PYTHONPATH=docs/examples
+  run docs/examples/door_maze.yaml 10 "11 12 13 14 15"
+  run docs/examples/door_maze.yaml 10 "11 12 13 14 15" --model PPO
   pytest -m slow -s tests/numerics/test_recurrence.py tests/core/learning/test_privileged.py
   ;;
 figures)

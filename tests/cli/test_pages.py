@@ -652,6 +652,7 @@ WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", "sweep.yaml", *FI
 def test_the_files_that_pages_name_exist():
     folders = (
         ROOT,
+        ROOT / "docs" / "examples",
         ROOT / "docs" / "examples" / "my_lab",
         ROOT / "src" / "lightning_rl",
         ROOT / "configs",

@@ -1,6 +1,7 @@
 """Rewards, normalizers and the loss of random network distillation are those of a float64 reference."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,3 +141,26 @@ def test_with_another_number_of_envs_a_resumed_run_begins_new_sums(tmp_path):
     path = tmp_path / "first" / "checkpoints" / "last.ckpt"
     module, *_ = train(tmp_path / "second", **run, data=data, ckpt_path=str(path))
     assert (module.env_steps, module.curiosity.carry.shape) == (128, (2,))
+
+
+RIGHT, DOWN, LEFT, UP = range(4)
+
+
+def test_the_maze_of_the_page_pays_for_the_key_and_the_goal_alone(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples")
+    from door_maze import DoorMaze
+
+    env = DoorMaze(2, rooms=2, size=3, max_episode_steps=30)
+    env.reset(seed=0)
+    key, door = [DOWN, DOWN, UP, UP], [RIGHT, RIGHT, RIGHT]
+    goal = [DOWN, DOWN]
+    without_key = [RIGHT, RIGHT, RIGHT, DOWN, DOWN, RIGHT, UP, UP, LEFT]
+    rewards, ends = [], []
+    for moves in zip(key + door + goal, without_key, strict=True):
+        _, reward, terminated, _, _ = env.step(torch.tensor(moves))
+        rewards.append(reward.tolist())
+        ends.append(terminated.tolist())
+    # One env fetches the key first and goes through the door; the other one stays in its room.
+    assert rewards == [[0.0, 0.0]] * 8 + [[1.0, 0.0]]
+    assert ends == [[False, False]] * 8 + [[True, False]]
+    assert env.state["place"][1].tolist() == [0, 1]
