@@ -78,7 +78,7 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
 
     Args:
         path: the YAML file.
-        metadata: what the file of the policy says of itself.
+        metadata: of the policy's file.
 
     Raises:
         ConfigurationError: a setting is missing, unknown or out of range, or the metadata say
@@ -96,21 +96,21 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
             f"{path} has the setting {name}; allowed: {', '.join(fields)}"
             f"{closest(str(name), list(fields))}.",
         )
-    known = _from_metadata(metadata or {})
-    joints = list(settings.get("default_position") or known.get("default_position") or ())
+    file_values = _from_metadata(metadata or {})
+    joints = list(settings.get("default_position") or file_values.get("default_position") or ())
     require(bool(joints), f"{path}: give default_position, {{joint: rad}}, in the policy's order.")
     values: dict[str, Any] = {}
     for name, field in fields.items():
-        value = settings.get(name, known.get(name, field.default))
+        value = settings.get(name, file_values.get(name, field.default))
         require(
             value is not dataclasses.MISSING, f"{path} has no {name}, nor has the policy's file."
         )
         if name in ("default_position", "stiffness", "damping", "action_scale"):
             value = by_name(f"{path}: {name}", value, joints)
-        if name in known and name in settings:
-            _check_equal(f"{path}: {name}", value, known[name], joints)
+        if name in file_values and name in settings:
+            _check_equal(f"{path}: {name}", value, file_values[name], joints)
         values[name] = value
-    order = known.get("joints", joints)
+    order = file_values.get("joints", joints)
     require(
         order == joints,
         f"{path} has the joints {', '.join(joints)}, the policy's file {', '.join(order)}: give "
@@ -152,9 +152,9 @@ def _check_equal(place: str, value: Any, from_file: Any, joints: list[str]) -> N
     value = value if isinstance(value, Mapping) else {"": value}
     from_file = from_file if isinstance(from_file, Mapping) else dict.fromkeys(value, from_file)
     for name, number in value.items():
-        other = from_file.get(name, number)
+        file_number = from_file.get(name, number)
         require(
-            abs(number - other) <= TOLERANCE * max(abs(number), abs(other)),
+            abs(number - file_number) <= TOLERANCE * max(abs(number), abs(file_number)),
             f"{place}{f' of {name}' if name else ''} is {number}, but the policy's file says "
-            f"{other}: leave the setting out, or correct it.",
+            f"{file_number}: leave the setting out, or correct it.",
         )

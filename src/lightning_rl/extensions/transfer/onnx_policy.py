@@ -133,7 +133,7 @@ class OnnxGraph:
         content: the bytes of the file.
         metadata: its properties, as plain values.
         size: D.
-        takes_batches: whether B is free; else rows are computed in turn.
+        takes_batches: whether B is free; otherwise the graph runs once per row.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -166,7 +166,7 @@ class OnnxGraph:
         )
         self.name, self.size = inputs[0].name, shapes[0][1]
         self._options = runtime.SessionOptions()
-        # Threads of their own would compete with those of torch.
+        # More threads would compete with torch's threads.
         self._options.intra_op_num_threads = self._options.inter_op_num_threads = 1
         self._session = self._open(self.content)
         self.takes_batches = shapes[0][0] != 1
@@ -189,7 +189,7 @@ class OnnxGraph:
         del model.graph.value_info[:]
         rows = np.random.default_rng(0).normal(size=(4, self.size)).astype(np.float32)
         in_turn = self(rows)
-        fixed = self._session
+        fixed_session = self._session
         try:
             self._session = self._open(model.SerializeToString())
             self.takes_batches = True
@@ -197,7 +197,7 @@ class OnnxGraph:
         except Exception:  # a graph that has the number of rows inside
             equal = False
         if not equal:
-            self._session, self.takes_batches = fixed, False
+            self._session, self.takes_batches = fixed_session, False
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Return the actions [N, A] for inputs [N, D], float32."""
