@@ -184,10 +184,16 @@ def test_a_wrong_layout_is_refused(files, tmp_path, change, names):
         policy(env, layout="wrong.yaml")
 
 
+REFUSED = (("dance", ("time_step",)), ("text", ()), ("none", ()), ("outside", ("weight",)))
+
+
 def test_a_graph_of_two_inputs_and_a_file_that_is_none_are_refused(files, tmp_path):
     write_graph(tmp_path / "dance.onnx", inputs=2)
+    outside = onnx.load("policy.onnx")
+    save = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(outside, "outside.onnx", **save)
     (tmp_path / "text.onnx").write_text("no graph")
-    for name, words in (("dance", ("time_step",)), ("text", ()), ("none", ())):
+    for name, words in REFUSED:
         with refused(names=(f"{name}.onnx", *words)):
             policy(robot(1), f"{name}.onnx")
 
