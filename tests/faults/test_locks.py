@@ -478,6 +478,7 @@ INNER = {
     "lightning_rl.rollout.structured_actions.FlatAction",
     "lightning_rl.envs.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.recorded_info.RecordedInfo",
+    "lightning_rl.envs.gymnasium.first_episode.RandomFirstEpisode",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
     "lightning_rl.Teleoperator",  # takes the import path of a device, which is code

@@ -38,13 +38,13 @@ gymnasium.register("Mine-v0", Registered)
 
 POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
-    "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, ResidualActorCritic, "
+    "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
     "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
-    "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
+    "LeggedRobot, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 

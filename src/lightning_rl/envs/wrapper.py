@@ -18,6 +18,7 @@ class VectorEnvWrapper(VectorEnv):
 
     reset = delegated(VectorEnv.reset, "env")
     step = delegated(VectorEnv.step, "env")
+    seeds_of = delegated(VectorEnv.seeds_of, "env")
     state_dict = delegated(VectorEnv.state_dict, "env")
     load_state_dict = delegated(VectorEnv.load_state_dict, "env")
     make_renderable = delegated(VectorEnv.make_renderable, "env")

@@ -51,6 +51,7 @@ class PolicyWrapper(Policy):
     replay_action_space = _of_inner("replay_action_space")
     extra_fields = _of_inner("extra_fields")
     draw_noise = delegated(Policy.draw_noise, "inner")
+    first_state = delegated(Policy.first_state, "inner")
     get_value = delegated(Policy.get_value, "inner")
     evaluate_actions = delegated(Policy.evaluate_actions, "inner")
     draw_clone_noise = delegated(Policy.draw_clone_noise, "inner")

@@ -746,6 +746,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
         arguments = {
             "reset": (3, {"x": 1}),
             "step": (0,),
+            "seeds_of": (3,),
             "render": ([1],),
             "load_state_dict": ({},),
             "add_events": ({},),

@@ -165,6 +165,11 @@ class BehaviorCloning(RolloutAlgorithm):
         teacher = self._teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
+        if len(rollout.batch_size) != 2 or rollout.batch_size[1] < 2:
+            raise ValueError(
+                "BehaviorCloning needs a rollout of batch shape [num_envs, steps + 1], got "
+                f"{list(rollout.batch_size)}: pass the rollout of the buffer."
+            )
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
         mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", self._weight(rollout, mask))
