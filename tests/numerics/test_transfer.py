@@ -282,6 +282,20 @@ def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(f
     assert_same(background, whole)
 
 
+def test_a_compiled_update_of_a_correction_follows_the_eager_one(files, traced_only):
+    residual = {
+        "class_path": "ResidualActorCritic",
+        "init_args": {"base": ONNX, "hidden_sizes": [8]},
+    }
+    settings = {"policy": residual, "batch_size": 8, "random_env_steps": 0}
+    settings["updates_per_env_step"] = 0.25
+    sac = {"class_path": "SAC", "init_args": settings}
+    data = {"replay": "ReplayBuffer", "total_env_steps": 64}
+    eager = train("eager", sac, "--model.compile", "false", **data)
+    compiled = train("compiled", sac, "--model.compile", "true", **data)
+    torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-3)
+
+
 def test_it_is_not_trained(files, capsys):
     ppo = {"class_path": "GRPO", "init_args": {"policy": ONNX, "batch_size": 8, "group_size": 2}}
     with pytest.raises(SystemExit):

@@ -248,7 +248,9 @@ def test_without_a_home_a_run_trains_and_asks_as_before(place, finished_run, mon
 def test_a_run_that_trusts_the_code_of_a_directory_is_not_signed(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_RL_KEY", str(tmp_path / "key"))
     for kind, is_signed in (("hf", False), ("class", True)):
-        init_args = f"{{kind: {kind}, model_class: mine.VLA, path: sent, trust_code: true}}"
+        init_args = (
+            f"{{kind: {kind}, model_class: only_named_here.VLA, path: sent, trust_code: true}}"
+        )
         policy = f"{{class_path: lightning_rl.CustomVLA, init_args: {init_args}}}"
         config = f"model: {{class_path: lightning_rl.PPO, init_args: {{policy: {policy}}}}}"
         content = {CONFIG_KEY: config, STATE_KEY: {}}

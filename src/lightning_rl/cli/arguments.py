@@ -21,9 +21,12 @@ from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 
 OUTER = {
-    **{"--model": "lightning_rl.Algorithm", "--model.policy": "lightning_rl.ActorCritic"},
-    **dict.fromkeys(("--data.env", "--data.eval_env"), "lightning_rl.VectorEnv"),
-    **{"--data.collector": "lightning_rl.Collector", "--data.replay": "lightning_rl.Replay"},
+    "--model": "lightning_rl.Algorithm",
+    "--model.policy": "lightning_rl.ActorCritic",
+    "--data.env": "lightning_rl.VectorEnv",
+    "--data.eval_env": "lightning_rl.VectorEnv",
+    "--data.collector": "lightning_rl.Collector",
+    "--data.replay": "lightning_rl.Replay",
 }
 """Options that take a class, and the class whose help is shown by default."""
 
