@@ -1,11 +1,13 @@
 """Act by the ONNX file of a policy that others trained."""
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import gymnasium
 import numpy as np
@@ -74,6 +76,12 @@ class OnnxPolicy(Policy):
             f"{path} reads {self.graph.size} numbers, but the terms of {layout} have "
             f"{len(columns)}: " + ", ".join(f"{name}" for name in self.layout.observation) + ".",
         )
+        num_actions = self.graph(np.zeros((1, self.graph.size), np.float32)).shape[-1]
+        require(
+            num_actions == len(self.layout.joints),
+            f"{path} returns {num_actions} numbers, but {layout} has {len(self.layout.joints)} "
+            "joints in default_position.",
+        )
         env_joints = names_of(action_space) or self.layout.joints
         order = [self.layout.joints.index(name) for name in env_joints]
         digest = np.frombuffer(hashlib.sha256(self.graph.content).digest(), np.uint8)
@@ -106,8 +114,8 @@ class OnnxPolicy(Policy):
     ) -> TensorDict:
         observation = td["observation"] if self.key is None else td["observation", self.key]
         vector = observation[:, self.columns] * self.scales
-        action = self.graph(vector.cpu().numpy().astype(np.float32, copy=False))
-        td.set("action", torch.from_numpy(action).to(vector.device)[:, self.order])
+        action = _run_graph(vector.float(), self.graph.number, len(self.layout.joints))
+        td.set("action", action[:, self.order])
         td.set("sample_log_prob", vector.new_zeros(len(vector)))
         return td
 
@@ -118,6 +126,21 @@ class OnnxPolicy(Policy):
         raise ConfigurationError(
             "OnnxPolicy is not trained: correct it by ResidualActorCritic, or clone it."
         )
+
+
+_GRAPHS: "WeakValueDictionary[int, OnnxGraph]" = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+# An operator of torch: a compiled update calls it. A plain call would be recorded as a constant.
+@torch.library.custom_op("lightning_rl::run_onnx_graph", mutates_args=())
+def _run_graph(rows: Tensor, graph: int, num_actions: int) -> Tensor:
+    return torch.from_numpy(_GRAPHS[graph](rows.detach().cpu().numpy())).to(rows.device)
+
+
+@_run_graph.register_fake
+def _(rows: Tensor, graph: int, num_actions: int) -> Tensor:
+    return rows.new_empty(len(rows), num_actions)
 
 
 class OnnxGraph:
@@ -133,11 +156,13 @@ class OnnxGraph:
         content: the bytes of the file.
         metadata: its properties, as plain values.
         size: D.
+        number: of the graph in this process.
         takes_batches: whether B is free; otherwise the graph runs once per row.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self.number = Path(path), next(_NUMBERS)
+        _GRAPHS[self.number] = self
         try:
             with open_file(self.path, None, LARGEST_FILE) as file:
                 self.content = file.read()
