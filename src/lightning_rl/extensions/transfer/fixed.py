@@ -4,6 +4,7 @@ from tensordict import TensorDict
 
 from lightning_rl import Algorithm, Policy
 from lightning_rl.extend.algorithms import Objective
+from lightning_rl.extend.errors import require
 
 
 class FixedPolicy(Algorithm):
@@ -14,6 +15,9 @@ class FixedPolicy(Algorithm):
 
     Args:
         policy: see `OnnxPolicy`.
+
+    Raises:
+        ConfigurationError: in `fit`, with several processes.
     """
 
     uses_replay = False
@@ -23,6 +27,14 @@ class FixedPolicy(Algorithm):
 
     def configure_objectives(self) -> list[Objective]:
         return []
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        require(
+            stage != "fit" or self.trainer.world_size == 1,
+            f"FixedPolicy trains nothing, but has {self.trainer.world_size} processes: set "
+            "trainer.devices: 1.",
+        )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.finish_iteration(rollout)
