@@ -175,6 +175,8 @@ def test_the_metadata_of_a_file_complete_the_layout_and_must_not_contradict_it(f
         (("scale: 0.25}", "factor: 0.25}"), ("base_ang_vel", "factor", "scale")),
         (("control_period", "period"), ("period", "control_period")),
         (("0.02", "0"), ("control_period", "0")),
+        (("scale: 0.25}", "scale: much}"), ("base_ang_vel", "scale", "much")),
+        (("left_hip: 40.0", "left_hip: stiff"), ("stiffness", "left_hip", "stiff")),
     ],
 )
 def test_a_wrong_layout_is_refused(files, tmp_path, change, names):

@@ -107,6 +107,8 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
         )
         if name in ("default_position", "stiffness", "damping", "action_scale"):
             value = by_name(f"{path}: {name}", value, joints)
+            for joint, number in value.items():
+                _check_number(f"{path}: {name} of {joint}", number)
         if name in file_values and name in settings:
             _check_equal(f"{path}: {name}", value, file_values[name], joints)
         values[name] = value
@@ -118,7 +120,8 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
     )
     values["observation"] = _terms(path, values["observation"])
     values["phases"] = tuple(values["phases"])
-    for name in ("control_period", "phase_period"):
+    for name in ("control_period", "phase_period", "height"):
+        _check_number(f"{path}: {name}", values[name])
         check_range(f"{path}: {name}", values[name], above=0)
     return PolicyLayout(**values)
 
@@ -142,10 +145,15 @@ def _terms(path: str | Path, terms: Any) -> dict[str, LayoutTerm]:
             not unknown,
             f"{path}: observation.{name} has {', '.join(unknown)}; allowed: {', '.join(allowed)}.",
         )
+        _check_number(f"{path}: observation.{name}.scale", (term or {}).get("scale", 1.0))
         check_range(
             f"{path}: observation.{name}.history", (term or {}).get("history", 1), minimum=1
         )
     return {name: LayoutTerm(**(term or {})) for name, term in terms.items()}
+
+
+def _check_number(place: str, value: Any) -> None:
+    require(isinstance(value, int | float), f"{place} must be a number, got {value!r}.")
 
 
 def _check_equal(place: str, value: Any, from_file: Any, joints: list[str]) -> None:
