@@ -183,6 +183,7 @@ from lightning_rl.extensions.vla.interface import VLAModelInterface as VLAModelI
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy as LeRobotPolicy
 from lightning_rl.extensions.vla.loading import load_vla_model as load_vla_model
 from lightning_rl.extensions.vla.policy import VLAPolicy as VLAPolicy
+from lightning_rl.extensions.vla.real_time import RealTime as RealTime
 from lightning_rl.extensions.vla.resnet import ResNet10 as ResNet10
 from lightning_rl.extensions.vla.resnet import ResNet18 as ResNet18
 from lightning_rl.extensions.vla.resnet import SpatialEmbedding as SpatialEmbedding

@@ -21,6 +21,7 @@ from lightning_rl.extensions.managers.term import (
 )
 from lightning_rl.extensions.mujoco.env import Backend
 from lightning_rl.extensions.teleoperation.devices import Neutral
+from lightning_rl.extensions.vla.real_time import RealTime
 from lightning_rl.optim.update import OptimizerFactory
 from lightning_rl.policies.distributions.gaussians import LogStd
 from lightning_rl.policies.networks.encoders import EncoderFactory
@@ -315,6 +316,7 @@ class LeRobotPolicyKwargs(TypedDict, total=False):
     detach_value: bool
     micro_batch_size: int | None
     ignore_keys: Sequence[str]
+    real_time: RealTime | None
 
 class LeggedRobotKwargs(TypedDict, total=False):
     keyframe: str | None
@@ -636,6 +638,7 @@ class VLAPolicyKwargs(TypedDict, total=False):
     detach_value: bool
     micro_batch_size: int | None
     ignore_keys: Sequence[str]
+    real_time: RealTime | None
 
 class ValueFitKwargs(TypedDict, total=False):
     batch_size: int

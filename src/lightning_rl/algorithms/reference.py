@@ -41,7 +41,7 @@ class ReferencePolicy(nn.Module):
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
         """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
-        if self._policy.is_recurrent:
+        if self._policy.evaluates_sequences:
             # A shallow copy: the rollout keeps the states of the acting policy.
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)

@@ -104,6 +104,8 @@ class ActionChunk(VectorEnvWrapper):
                 "active) and reset_finished(done) of lightning_rl.envs.StepsActiveRows, or use a "
                 "GymnasiumEnv or a TorchEnv."
             )
+        # Policies of real-time chunks depend on it, and see nothing but the spaces.
+        cast(Any, self.single_action_space).executed_actions = self.steps_per_action
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

@@ -10,6 +10,7 @@ from lightning_rl.extensions.vla.interface import VLAModelInterface as VLAModelI
 from lightning_rl.extensions.vla.loading import load_vla_model as load_vla_model
 from lightning_rl.extensions.vla.policy import ChunkPolicy as ChunkPolicy
 from lightning_rl.extensions.vla.policy import VLAPolicy as VLAPolicy
+from lightning_rl.extensions.vla.real_time import RealTime as RealTime
 from lightning_rl.extensions.vla.tiny import PerceptronBackbone as PerceptronBackbone
 from lightning_rl.extensions.vla.tiny import TinyVLA as TinyVLA
 from lightning_rl.extensions.vla.transformers_backbone import (

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import gymnasium
 from tensordict import TensorDict
@@ -22,6 +22,7 @@ class Features(NamedTuple):
             of each layer.
         absent: features of the same observations without condition; None without guidance.
         guidance: [B], factor of the guidance; None without guidance.
+        old_chunk: what a `FlowHead` continues in real time; None: the chunk begins anew.
     """
 
     slots: Tensor
@@ -29,6 +30,7 @@ class Features(NamedTuple):
     prefix: tuple[Tensor, ...] = ()
     absent: Optional["Features"] = None
     guidance: Tensor | None = None
+    old_chunk: Any = None
 
     def guided(self, output: "Callable[[Features], Tensor]") -> Tensor:
         """Return an output [B, ...] of the features, guided if `guidance` is set; see `guide`."""

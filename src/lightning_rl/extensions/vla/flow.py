@@ -14,6 +14,7 @@ from lightning_rl.extend.policies import mlp
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.heads import HALF_LOG_TWO_PI, ActionHead, Level, Statistics
+from lightning_rl.extensions.vla.real_time import guidance_weight, pull
 from lightning_rl.functional import flow_matching_loss, flow_transition, interpolate
 
 FREQUENCIES = 4
@@ -63,7 +64,8 @@ class FlowHead(ActionHead):
     Args:
         space, level, statistics: see `ActionHead`.
         expert: module that maps `Features`, x [B, K, P] and times [B] to velocities [B, K, P], with
-            an attribute `action_size`, P. It runs without autocast.
+            an attribute `action_size`, P. It runs without autocast. With `takes_action_times` it
+            also takes times [B, K], 0 for actions that are given.
         summary_size: E, inputs of the network of the learnt deviation.
         settings: numbers of the flow.
 
@@ -95,6 +97,8 @@ class FlowHead(ActionHead):
         self.noise_range = (low, high)
         self.has_entropy = settings.noise == "learnt"
         self.expert = expert
+        conditioned = ("conditioned",) if getattr(expert, "takes_action_times", False) else ()
+        self.real_time_methods = ("guided", *conditioned, "skip")
         self.flow_shape = (self.chunk_size, int(expert.action_size))  # type: ignore[arg-type]  # nn.Module
         self.noise_size = math.prod(self.flow_shape)
         self.clone_noise_size = self.noise_size + 1
@@ -180,9 +184,12 @@ class FlowHead(ActionHead):
         t = 0.001 + 0.999 * noise[:, -1].pow(2.0 / 3.0)  # the inverse of the distribution function
         goal = self.to_unit(action).unflatten(1, (self.chunk_size, self.action_size))
         # The padding of an action has the goal 0; the loss leaves it out.
-        goal = nn.functional.pad(goal, (0, self.flow_shape[1] - self.action_size))
+        goal = self._padded(goal)
         velocity = self._velocity(features, interpolate(goal, start, t), t)
-        loss = self.sum_by_part(self._unpadded(flow_matching_loss(velocity, goal, start)))
+        losses = flow_matching_loss(velocity, goal, start)
+        if features.old_chunk is not None:  # the expert knows these actions
+            losses = losses.masked_fill(features.old_chunk.copied[..., None], 0.0)
+        loss = self.sum_by_part(self._unpadded(losses))
         return loss, torch.zeros_like(loss)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -205,8 +212,28 @@ class FlowHead(ActionHead):
         return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
+        old = features.old_chunk
+        if old is None or old.settings.method == "skip":
+            return self._free_velocity(features, x, t)
+        if old.settings.method == "conditioned":
+            x = torch.where(old.copied[..., None], self._padded(old.target), x)
+            return self._free_velocity(features, x, t[:, None].masked_fill(old.copied, 0.0))
+        time = t.view(-1, 1, 1)
+
+        def predict(x: Tensor) -> tuple[Tensor, Tensor]:
+            velocity = self._free_velocity(features, x, t)
+            return velocity, (x - time * velocity)[..., : self.action_size]
+
+        velocity, correction = pull(predict, x, old.target, old.mask[..., None])
+        # Time runs from noise to action backwards, hence the sign.
+        return velocity - guidance_weight(time, old.settings.max_guidance_weight) * correction
+
+    def _free_velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
         # The steps add up, so they are in float32 even if the expert computes in bfloat16.
         return features.guided(lambda f: self.expert(f, x, t).float())
+
+    def _padded(self, unit: Tensor) -> Tensor:
+        return nn.functional.pad(unit, (0, self.flow_shape[1] - self.action_size))
 
     def _transition(self, x: Tensor, velocity: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = 1.0 / self.steps
@@ -272,17 +299,23 @@ class SlotExpert(nn.Module):
         space: space of one chunk, [K, *A].
         slot_size: D; a linear layer narrows slots of more than 32 numbers.
         hidden_sizes: units of the hidden layers.
+        takes_action_times: read which actions of x are given.
     """
 
     def __init__(
-        self, space: gymnasium.spaces.Box, slot_size: int, hidden_sizes: Sequence[int]
+        self,
+        space: gymnasium.spaces.Box,
+        slot_size: int,
+        hidden_sizes: Sequence[int],
+        takes_action_times: bool = False,
     ) -> None:
         super().__init__()
+        self.takes_action_times = takes_action_times
         self.action_size = math.prod(space.shape[1:])
         size, narrow = math.prod(space.shape), min(slot_size, NARROW)
         self.narrow = nn.Identity() if narrow == slot_size else nn.Linear(slot_size, narrow)
         self.network = mlp(
-            size * narrow + size + 2 * FREQUENCIES,
+            size * narrow + size + 2 * FREQUENCIES + takes_action_times * space.shape[0],
             hidden_sizes,
             size,
             activation="silu",
@@ -290,8 +323,13 @@ class SlotExpert(nn.Module):
         )
 
     def forward(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        slots = self.narrow(features.slots).flatten(1)
-        velocity: Tensor = self.network(torch.cat((slots, x.flatten(1), embedded_time(t)), 1))
+        parts = [self.narrow(features.slots).flatten(1), x.flatten(1)]
+        if self.takes_action_times:
+            times = t[:, None].expand(x.shape[:2]) if t.dim() == 1 else t
+            # All other actions have the same time.
+            t = times.amax(1)
+            parts.append((times == 0).to(x))
+        velocity: Tensor = self.network(torch.cat((*parts, embedded_time(t)), 1))
         return velocity.view_as(x)
 
 

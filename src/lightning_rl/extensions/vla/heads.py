@@ -37,11 +37,13 @@ class ActionHead(nn.Module, ABC):
         clone_noise_size: numbers of the noise of `clone_loss`.
         center, scale: [L], an action is center + scale * unit.
         constant_buffers: buffers that training does not change.
+        real_time_methods: the methods of `RealTime` that fit the head.
     """
 
     center: Tensor
     scale: Tensor
     constant_buffers = ("center", "scale")
+    real_time_methods: tuple[str, ...] = ("skip",)
     has_entropy = True
     noise_size = 0
     clone_noise_size = 0

@@ -28,6 +28,13 @@ from lightning_rl.extensions.vla.heads import (
     TokenHead,
     action_bounds,
 )
+from lightning_rl.extensions.vla.real_time import (
+    RealTime,
+    chunk_state,
+    continuation,
+    given_prefix,
+    of_executed,
+)
 from lightning_rl.extensions.vla.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.extensions.vla.tiny import TinyVLA
 from lightning_rl.kwargs import Unpack, VLAPolicyKwargs
@@ -45,6 +52,8 @@ class ChunkPolicy(Policy):
         detach_value: block the value's gradient to the backbone.
         micro_batch_size: see `Policy`.
         ignore_keys: keys of the observation that the policy does not read.
+        real_time: compute a chunk while the old one executes. Its actions are the state of the
+            policy: act each `execution_horizon` steps, and reset when an episode begins.
 
     Raises:
         ConfigurationError: for unsupported spaces or keys.
@@ -65,6 +74,7 @@ class ChunkPolicy(Policy):
         detach_value: bool = True,
         micro_batch_size: int | None = None,
         ignore_keys: Sequence[str] = (),
+        real_time: RealTime | None = None,
     ) -> None:
         # First, because its message names the wrapper that is missing.
         observation = example(observation_space, backbone.needs_pictures)
@@ -87,6 +97,9 @@ class ChunkPolicy(Policy):
         self.has_entropy = self.head.has_entropy
         self.value_lr_scale, self.detach_value = value_lr_scale, detach_value
         self.micro_batch_size = micro_batch_size
+        self.real_time = real_time
+        if real_time is not None:
+            real_time.check(self.head, action_space)
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
@@ -96,7 +109,11 @@ class ChunkPolicy(Policy):
     def extra_fields(self) -> dict[str, FieldSpec]:
         # One log-prob per part of the chunk, instead of one per step.
         parts = ((self.head.num_parts,), torch.float32)
-        return {"sample_log_prob": parts, **self.head.fields}
+        fields = {"sample_log_prob": parts, **self.head.fields}
+        if self.real_time is not None:
+            fields["state"] = (self.head.num_slots + 2,), torch.float32
+            fields["next_delay"] = (), torch.int64
+        return fields
 
     def adapt_state_dict(
         self, state: dict[str, Tensor], saved: dict[str, Tensor]
@@ -110,23 +127,60 @@ class ChunkPolicy(Policy):
         # Log-probs need more digits than bfloat16 has, also under autocast.
         with in_float32(features.slots):
             noise = noise_for(self, td, deterministic, generator)
-            sample = self.head.sample(features, noise)
+            if self.real_time is None:
+                sample = self.head.sample(features, noise)
+            else:
+                sample = self._sample_in_real_time(self.real_time, features, noise)
         # In place, because `td` may be a view of a slot of the rollout.
         for key, value in sample.items():
             td.set(key, value, inplace=True)
         return td
 
+    def _sample_in_real_time(
+        self, settings: RealTime, features: Features, noise: Tensor | None
+    ) -> dict[str, Tensor]:
+        delays, old = settings.delays, features.old_chunk
+        rows = features.summary.shape[0]
+        delay = torch.full((rows,), max(delays), device=self.version.device)
+        if noise is not None and len(delays) > 1:
+            noise, uniform = noise[:, :-1], noise[:, -1]
+            delay = settings.draw(uniform)
+        sample = self.head.sample(features, noise)
+        copied = old.copied.view(rows, -1, *[1] * (sample["action"].dim() - 2))
+        sample["action"] = torch.where(
+            copied, old.actions.view_as(sample["action"]), sample["action"]
+        )
+        sample["next_delay"] = delay
+        if "sample_log_prob" in sample:
+            sample["sample_log_prob"] = self._executed(features, delay, sample["sample_log_prob"])
+        sample["next_state"] = chunk_state(sample["action"], settings.execution_horizon, delay)
+        return sample
+
+    def _executed(self, features: Features, next_delay: Tensor, numbers: Tensor) -> Tensor:
+        assert self.real_time is not None
+        horizon, start = self.real_time.execution_horizon, features.old_chunk.copied.sum(1)
+        parts = numbers.unflatten(1, (self.head.chunk_size, -1))
+        return of_executed(parts, start, horizon + next_delay, horizon).flatten(1)
+
     def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
-        return self.head.draw_noise(batch, generator)
+        noise = self.head.draw_noise(batch, generator)
+        if self.real_time is None or len(self.real_time.delays) == 1:
+            return noise
+        uniform = torch.empty(*batch, 1, device=noise.device).uniform_(generator=generator)
+        return torch.cat((noise, uniform), -1)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        return td.set("value", self._value(self.features(td)))
+        return td.set("value", self._value(self._features_of_observations(td)))
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         features = self.features(td)
         fields = {key: td.get(key) for key in self.head.fields}
         with in_float32(features.slots):
             log_prob, entropy = self.head.log_prob_and_entropy(features, fields)
+        if self.real_time is not None:
+            delay = td["next_delay"]
+            log_prob = self._executed(features, delay, log_prob)
+            entropy = self._executed(features, delay, entropy)
         result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
         return TensorDict(result, td.batch_size)
 
@@ -134,14 +188,28 @@ class ChunkPolicy(Policy):
         return self.head.draw_clone_noise(batch, generator)
 
     def clone_loss(self, td: TensorDict) -> TensorDict:
-        features = self.features(td)
+        features = self._features_of_observations(td)
+        if "prefix_steps" in td.keys():
+            assert self.real_time is not None
+            given = given_prefix(td["action"], td["prefix_steps"], self.head, self.real_time)
+            features = features._replace(old_chunk=given)
         with in_float32(features.slots):
             noise = td.get("clone_noise", None)
             loss, entropy = self.head.clone_loss(features, td["action"], noise)
         return TensorDict({"clone_loss": loss, "entropy": entropy}, td.batch_size)
 
     def features(self, td: TensorDict) -> Features:
-        """Return the backbone's features of the observations [B] in `td`, slots in float32."""
+        """Return the features of the observations [B] in `td`, and the old chunk of its `state`."""
+        features = self._features_of_observations(td)
+        if self.real_time is None:
+            return features
+        state = td.get("state", None)
+        if state is None:  # no chunk before
+            state = self.first_state(len(td))["state"]
+        old = continuation(state, self.head, self.real_time)
+        return features._replace(old_chunk=old)
+
+    def _features_of_observations(self, td: TensorDict) -> Features:
         features = self._features_of(td.get("observation"))
         # Guidance needs a second pass, of the observation without its condition.
         if ABSENT not in td.keys():
@@ -288,7 +356,9 @@ class VLAPolicy(ChunkPolicy):
             settings = FlowSettings() if flow is None else flow
             expert = body.velocity_expert(space)
             if expert is None:
-                expert = SlotExpert(space, body.slot_size, settings.hidden_sizes)
+                real_time = kwargs.get("real_time")
+                conditioned = real_time is not None and real_time.method == "conditioned"
+                expert = SlotExpert(space, body.slot_size, settings.hidden_sizes, conditioned)
             return FlowHead(space, log_prob_level, expert, body.summary_size, settings, statistics)
 
         super().__init__(observation_space, action_space, body, make_head, **kwargs)
