@@ -55,6 +55,8 @@ class BehaviorCloning(RolloutAlgorithm):
             `rl-cli label`, whose returns lie in [-1, 0]; 0.05 is usual. Default: equal weights.
         condition_dropout: share of the steps of a pass that train without their condition, for a
             `ConditionedPolicy`. Default: 0.2.
+        prefix_steps: for a policy with `real_time.method: conditioned`: the most actions of a chunk
+            that the policy is given; each sample draws a number from 0 to this one.
         teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm, or a
             list of checkpoints; null for training on demonstrations.
         teacher_key: with several teachers, the observation key with one number per teacher; the
@@ -75,6 +77,7 @@ class BehaviorCloning(RolloutAlgorithm):
         ent_coef: float = 0.0,
         advantage_temperature: float | None = None,
         condition_dropout: float | None = None,
+        prefix_steps: int = 0,
         teacher: str | list[str] | None = None,
         teacher_key: str | None = None,
         teacher_env_steps: int = 0,
@@ -100,6 +103,16 @@ class BehaviorCloning(RolloutAlgorithm):
         default = DROPOUT if conditioned else 0.0
         self.condition_dropout = default if condition_dropout is None else condition_dropout
         self.advantage_temperature = advantage_temperature
+        real_time = getattr(policy, "real_time", None)
+        require(
+            (prefix_steps > 0) == (real_time is not None and real_time.method == "conditioned"),
+            f"prefix_steps={prefix_steps} trains the input of real_time.method: conditioned, but "
+            f"the policy's real_time is {real_time}: set both or neither.",
+        )
+        if prefix_steps:
+            most = policy.action_space.shape[0] - 1  # type: ignore[index]  # of chunks
+            check_range("prefix_steps", prefix_steps, minimum=1, maximum=most)
+        self.prefix_steps, self._clones_whole_chunks = prefix_steps, real_time is not None
         require(
             teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
@@ -176,12 +189,19 @@ class BehaviorCloning(RolloutAlgorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             self.recompute_states(rollout)
         if self.data.replay is None:
-            passes = self.passes(rollout, self._fields(rollout, mask), mask)
+            fields = self._fields(rollout, mask)
+            if self._clones_whole_chunks and teacher is None:
+                rollout = rollout.copy().set("executed", _demonstrated(rollout["executed"]))
+            passes = self.passes(rollout, fields, mask)
             minibatches: Iterator[TensorDict] = chain.from_iterable(passes)
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:
             self._drop_condition(minibatch)
+            if self.prefix_steps:
+                size = minibatch.batch_size
+                steps = torch.empty(size, device=self.device).uniform_(generator=self.generator)
+                minibatch["prefix_steps"] = (steps * (self.prefix_steps + 1)).long()
             noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
             # Draw here, not in the loss: a compiled loss cannot use a generator.
             self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
@@ -292,3 +312,13 @@ class BehaviorCloning(RolloutAlgorithm):
             return clone_loss, scalars
         entropy = (weight * outputs["entropy"]).mean()
         return clone_loss - self.ent_coef * entropy, scalars | {"entropy": entropy}
+
+
+def _demonstrated(executed: Tensor) -> Tensor:
+    """Return which actions of each chunk [N, T+1, K] lie within its episode, one per row.
+
+    In real time a policy also needs the actions of a chunk that are executed after the next chunk
+    has begun.
+    """
+    remaining = executed.sum(-1).flip(1).cumsum(1).flip(1)
+    return torch.arange(executed.shape[-1], device=executed.device) < remaining[..., None]
