@@ -3,17 +3,16 @@
     python scripts/real_time.py --seeds 1 2 3 --output real_time.json
 
 A flow of chunks of 16 actions at 30 Hz is cloned from an expert, and acts with a chunk every 8
-steps. Each chunk takes d steps to compute. Waiting brakes meanwhile; skipping executes the old chunk
-and continues with the new one; RTC guides the new chunk towards the old one. Then PPO trains the
-clone in real time. "conditioned" is a clone that gets the old chunk's actions as input.
+steps. Each chunk takes d steps to compute. Waiting brakes meanwhile; skipping executes the old
+chunk and continues with the new one; RTC guides the new chunk towards the old one. Then PPO trains
+the clone in real time. "conditioned" is a clone that gets the old chunk's actions as input.
 
-Success over 200 episodes per cell with a Wilson interval; jerk is the mean change of the action from
-one step to the next where a chunk takes over, and within chunks.
+Success over 200 episodes per cell with a Wilson interval; jerk is the mean change of the action
+from one step to the next where a chunk takes over, and within chunks.
 """
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,8 +41,11 @@ from lightning_rl import (
 from lightning_rl.collectors.evaluation import wilson_interval
 from lightning_rl.envs import TorchEnv
 
+GUST = 0.4
+"""m/s."""
+
 CHUNK, HORIZON, DELAYS, EPISODES = 16, 8, (0, 2, 4, 8), 200
-TIMESTEP, FORCE, DAMPING, RADIUS, GOAL = 1 / 30, 4.0, 0.5, 0.3, 0.2
+TIMESTEP, FORCE, DAMPING, RADIUS, GOAL = 1 / 30, 4.0, 0.5, 0.25, 0.2
 """s, m/s^2 per unit of action, 1/s, m, m."""
 
 METHODS = ("waiting", "skipping", "RTC", "RTC, PPO", "conditioned")
@@ -85,7 +87,7 @@ class Detour(TorchEnv):
 
     def transition(self, state: TensorDict, action: Tensor) -> Any:
         gust = self.uniform(3)
-        kick = (gust[:, :2] * 2.0 - 1.0) * 0.6 * (gust[:, 2:] < 0.05)
+        kick = (gust[:, :2] * 2.0 - 1.0) * GUST * (gust[:, 2:] < 0.02)
         force = FORCE * action.clamp(-1.0, 1.0)
         velocity = state["velocity"] + TIMESTEP * (force - DAMPING * state["velocity"]) + kick
         position = state["position"] + TIMESTEP * velocity
@@ -101,7 +103,7 @@ class Detour(TorchEnv):
     def expert(self, state: TensorDict) -> Tensor:
         """Return the expert's action [M, 2] for a state [M]."""
         position, velocity = state["position"], state["velocity"]
-        beside = state["disc"] + state["side"] * (RADIUS + 0.2)
+        beside = state["disc"] + state["side"] * (RADIUS + 0.25)
         passed = position[:, :1] > 0.0
         aim = torch.where(
             passed,
@@ -242,7 +244,7 @@ def run(seed: int, place: Path, passes: int, steps: int, delays: Sequence[int]) 
             print(
                 json.dumps({seed: {f"{method}, {delay}": rows[f"{method}, {delay}"]}}), flush=True
             )
-    for delay in delays:
+    for delay in delays if steps else ():
         base.load_state_dict(weights)
         tuned, seconds = tune(
             place / f"ppo{seed}_{delay}", seed, base, RealTime(HORIZON, delay), steps

@@ -24,6 +24,7 @@ from lightning_rl import (
     LeRobotPolicy,
     NoisePolicy,
     PushBlocks,
+    RealTime,
     ResNet18,
     load_policy,
 )
@@ -583,3 +584,44 @@ def test_activations_of_a_smolvla_are_computed_again_and_change_no_gradient(trai
             torch.testing.assert_close(
                 recomputed[name], gradient, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+@pytest.mark.parametrize(("name", "size"), [("smolvla", 4), ("diffusion", 4)])
+def test_a_directory_acts_in_real_time(name, size, place):
+    """A DDPM here: its noise is drawn in every step."""
+    overrides = {} if name == "smolvla" else {"num_inference_steps": 5, "clip_sample_range": 3.0}
+    own = {"path": str(place(name)), "overrides": overrides}
+    plain = LeRobotPolicy(**own)
+    assert plain.head.chunk_size == size
+    distances = []
+    observation = {
+        key: value.expand(3, *value.shape[1:]) for key, value in example_of(plain).items()
+    }
+    for weight in (0.0, 5.0):
+        settings = RealTime(1, 1, max_guidance_weight=weight)
+        policy = LeRobotPolicy(**own, real_time=settings)
+        td = TensorDict({"observation": observation}, [3])
+        with torch.no_grad():
+            first = policy(td.copy(), generator=torch.Generator().manual_seed(0))
+            expected = plain(td.copy(), generator=torch.Generator().manual_seed(0))["action"]
+            assert torch.equal(first["action"], expected)
+            old = first["next_state"][:, :-2].view_as(expected)
+            td["state"] = first["next_state"]
+            chunk = policy(td, deterministic=True)
+        assert torch.equal(chunk["action"][:, 0], old[:, 1])
+        distances.append((chunk["action"][:, 1:3] - old[:, 2:]).abs().mean())
+    assert distances[1] < distances[0]
+    if name == "smolvla":
+        assert "conditioned" in policy.head.real_time_methods
+        with torch.no_grad():
+            td = policy(td, generator=torch.Generator().manual_seed(1))
+        again = policy.evaluate_actions(td)["sample_log_prob"]
+        torch.testing.assert_close(again, td["sample_log_prob"], rtol=0, atol=1e-4)
+        again.sum().backward()
+        assert all(p.grad is not None for p in policy.head.expert.parameters())
+
+
+def test_an_act_skips_in_real_time(place):
+    with refused(names=("real_time.method: guided", "skip")):
+        LeRobotPolicy(path=str(place("act")), real_time=RealTime(4, 2))
+    LeRobotPolicy(path=str(place("act")), real_time=RealTime(4, 2, "skip"))

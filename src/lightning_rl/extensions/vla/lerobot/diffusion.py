@@ -1,8 +1,9 @@
 """The diffusion policy of LeRobot's directories: a U-Net over the actions, and its chain."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple, cast
 
 import gymnasium
@@ -24,6 +25,7 @@ from lightning_rl.extensions.vla.lerobot.directory import (
     refuse_unsupported,
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
+from lightning_rl.extensions.vla.real_time import Continuation, guidance_weight, pull
 from lightning_rl.extensions.vla.resnet import ResNet
 
 
@@ -137,7 +139,13 @@ class DiffusionNetwork(Network):
         condition = torch.cat(parts, -1).flatten(1)
         return Features(condition.new_zeros(condition.shape[0], 0, 1), condition)
 
-    def chain(self, condition: Tensor, noise: Tensor, extra: Sequence[Tensor] | None) -> Tensor:
+    def chain(
+        self,
+        condition: Tensor,
+        noise: Tensor,
+        extra: Sequence[Tensor] | None,
+        old: Continuation | None = None,
+    ) -> Tensor:
         """Return actions [B, H, A], normalised, from noise by all denoising steps.
 
         Args:
@@ -145,11 +153,14 @@ class DiffusionNetwork(Network):
             noise: [B, H, A], standard normal.
             extra: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
                 mean.
+            old: the old chunk, which guides the new one; its target and mask have H actions.
         """
         actions = noise
         for number, step in enumerate(self._steps):
             time = torch.full((noise.shape[0],), step.time, device=noise.device)
-            mean = step.mean(self.unet(actions, time, condition), actions)
+            predict = partial(self.unet, time=time, condition=condition)
+            prediction = predict(actions) if old is None else step.guided(predict, actions, old)
+            mean = step.mean(prediction, actions)
             # The last step has no noise to add.
             step_noise = () if extra is None else extra[number : number + 1]
             actions = mean + step.std * step_noise[0] if step_noise else mean
@@ -171,6 +182,7 @@ class DiffusionHead(ActionHead):
         network: predicts noise or clean actions.
     """
 
+    real_time_methods = ("guided", "skip")
     has_entropy = False
     fixed_noise: Tensor
 
@@ -212,7 +224,15 @@ class DiffusionHead(ActionHead):
         tail = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
         chain = torch.cat((noise, tail), 1).unflatten(1, (-1, self.horizon, self.action_size))
         start, *step_noises = chain.unbind(1)
-        actions = self._network[0].chain(features.summary, start, step_noises)
+        old = features.old_chunk
+        if old is not None and old.settings.method == "guided":
+            # The chunk begins at the last observation of the horizon.
+            around = (self.first, self.horizon - self.first - self.chunk_size)
+            target = F.pad(old.target, (0, 0, *around))
+            old = old._replace(target=target, mask=F.pad(old.mask, around))
+        else:
+            old = None
+        actions = self._network[0].chain(features.summary, start, step_noises, old)
         return self.to_action(actions[:, self.first :][:, : self.chunk_size].flatten(1))
 
     def log_prob_and_entropy(
@@ -252,14 +272,40 @@ class _DenoisingStep(NamedTuple):
     implicit: bool
 
     def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
-        clean, noise = prediction, prediction
-        # noisy = signal * clean + spread * noise, solved for the number that was not predicted.
-        if self.predicts_noise:
-            clean = (noisy - self.spread * noise) / self.signal
-        else:
-            noise = (noisy - self.signal * clean) / self.spread
+        noise = prediction
+        if not self.predicts_noise:
+            noise = (noisy - self.signal * prediction) / self.spread
         other = noise if self.implicit else noisy
-        return self.clean_factor * clean.clamp(-self.limit, self.limit) + self.other_factor * other
+        return self.clean_factor * self.clean(prediction, noisy) + self.other_factor * other
+
+    def clean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
+        # noisy = signal * clean + spread * noise, solved for the clean actions.
+        if self.predicts_noise:
+            prediction = (noisy - self.spread * prediction) / self.signal
+        return prediction.clamp(-self.limit, self.limit)
+
+    def guided(
+        self, predict: Callable[[Tensor], Tensor], noisy: Tensor, old: Continuation
+    ) -> Tensor:
+        """Return a prediction [B, H, A] whose clean actions are pulled towards the old chunk.
+
+        x / (signal + spread) moves as in a flow, at the time spread / (signal + spread). There a
+        guided velocity adds t * weight * correction to the clean actions.
+        """
+
+        def both(x: Tensor) -> tuple[Tensor, Tensor]:
+            prediction = predict(x)
+            return prediction, self.clean(prediction, x)
+
+        prediction, correction = pull(both, noisy, old.target, old.mask[..., None])
+        weight = guidance_weight(
+            torch.tensor(self.spread / (self.signal + self.spread)),
+            old.settings.max_guidance_weight,
+        )
+        # The derivative by x is that by the noisy actions, times signal + spread.
+        added = self.spread * float(weight) * correction
+        # As noise it counts -spread / signal times.
+        return prediction + (-self.signal / self.spread if self.predicts_noise else 1.0) * added
 
 
 def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:

@@ -261,12 +261,14 @@ class Expert(nn.Module):
     Attributes:
         action_size: P, numbers of an action with padding.
         recomputes: compute the activations of each layer again in the backward pass.
+        takes_action_times: the actions may have different times.
 
     Raises:
         ConfigurationError: if the layers of the language model are not a multiple of the expert's.
     """
 
     recomputes = False
+    takes_action_times = True
 
     def __init__(self, settings: SmolVLASettings, text: Any) -> None:
         super().__init__()
@@ -303,13 +305,14 @@ class Expert(nn.Module):
         self.action_time_mlp_out = nn.Linear(size, size)
 
     def forward(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        """Return the velocity [B, K, P] of noisy actions x [B, K, P] at t [B], 1 for noise."""
+        """Return the velocity [B, K, P] of noisy actions x [B, K, P] at t [B] or [B, K]."""
         keys, values = (cache.to(x.dtype) for cache in features.prefix[:2])
         mask = features.prefix[2]
         rows, steps = x.shape[:2]
         actions = self.action_in_proj(x)
         time = _time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
-        joined = torch.cat((actions, time[:, None].expand_as(actions)), -1)
+        time = time if t.dim() == 2 else time[:, None]
+        joined = torch.cat((actions, time.expand_as(actions)), -1)
         hidden = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(joined)))
         order = torch.arange(steps, device=x.device)
         # The actions' positions follow the prefix without its padding.
@@ -408,10 +411,10 @@ def _rotated(vectors: Tensor, positions: Tensor) -> Tensor:
 
 
 def _time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
-    """Return sine and cosine encodings [B, size] of times [B], with geometric periods."""
+    """Return sine and cosine encodings [..., size] of times [...], with geometric periods."""
     share = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device=t.device)
     period = settings.min_period * (settings.max_period / settings.min_period) ** share
-    angle = t[:, None] * (2.0 * math.pi / period)
+    angle = t[..., None] * (2.0 * math.pi / period)
     return torch.cat((angle.sin(), angle.cos()), -1)
 
 
