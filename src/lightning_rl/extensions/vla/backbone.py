@@ -22,7 +22,7 @@ class Features(NamedTuple):
             of each layer.
         absent: features of the same observations without condition; None without guidance.
         guidance: [B], factor of the guidance; None without guidance.
-        old_chunk: what a `FlowHead` continues in real time; None: the chunk begins anew.
+        old_chunk: the old chunk, which the new one continues in real time; None without one.
     """
 
     slots: Tensor

@@ -191,8 +191,8 @@ class ChunkPolicy(Policy):
         features = self._features_of_observations(td)
         if "prefix_steps" in td.keys():
             assert self.real_time is not None
-            given = given_prefix(td["action"], td["prefix_steps"], self.head, self.real_time)
-            features = features._replace(old_chunk=given)
+            prefix = given_prefix(td["action"], td["prefix_steps"], self.head, self.real_time)
+            features = features._replace(old_chunk=prefix)
         with in_float32(features.slots):
             noise = td.get("clone_noise", None)
             loss, entropy = self.head.clone_loss(features, td["action"], noise)

@@ -115,7 +115,7 @@ def chunk_state(action: Tensor, age: int, delay: Tensor) -> Tensor:
     """Return the state [B, K * A + 2] after a chunk [B, K, *A]: its numbers, age and next delay.
 
     Args:
-        action: the chunk.
+        action: [B, K, *A].
         age: env steps of the chunk that the next chunk does not see; 0 for no old chunk.
         delay: [B], d of the next chunk.
     """
@@ -191,9 +191,9 @@ def pull(
 
     Args:
         predict: maps x [B, ...] to the output and to the clean prediction, [B, ...] each.
-        x: noisy chunk.
-        target: the clean chunk that is wanted.
-        mask: weights, 0 where nothing is wanted.
+        x: [B, ...], the noisy chunk.
+        target: [B, ...], the chunk to which the clean prediction is pulled.
+        mask: [B, ...], weights; 0 leaves a number free.
     """
     trains = torch.is_grad_enabled()
     x = x if x.requires_grad else x.detach().requires_grad_()
@@ -201,8 +201,8 @@ def pull(
     kernels = sdpa_kernel(SDPBackend.MATH) if trains else nullcontext()
     with kernels, torch.enable_grad():
         output, clean = predict(x)
-        wrong = mask * (target - clean)
-        (correction,) = torch.autograd.grad(clean, x, wrong, create_graph=trains)
+        error = mask * (target - clean)
+        (correction,) = torch.autograd.grad(clean, x, error, create_graph=trains)
     return (output, correction) if trains else (output.detach(), correction)
 
 
@@ -223,5 +223,5 @@ def of_executed(parts: Tensor, start: Tensor, stop: Tensor, steps: int) -> Tenso
     counted = (number >= start[:, None]) & (number < stop[:, None])
     # Actions of a longer next delay have no step of their own: they join the last one.
     place = (number - start[:, None]).clamp(0, steps - 1)
-    kept = parts.masked_fill(~counted[..., None], 0.0)
-    return torch.zeros_like(kept).scatter_add(1, place[..., None].expand_as(kept), kept)
+    moved = parts.masked_fill(~counted[..., None], 0.0)
+    return torch.zeros_like(moved).scatter_add(1, place[..., None].expand_as(moved), moved)

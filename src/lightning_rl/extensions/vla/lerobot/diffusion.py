@@ -293,11 +293,11 @@ class _DenoisingStep(NamedTuple):
         guided velocity adds t * weight * correction to the clean actions.
         """
 
-        def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        def predict_clean(x: Tensor) -> tuple[Tensor, Tensor]:
             prediction = predict(x)
             return prediction, self.clean(prediction, x)
 
-        prediction, correction = pull(both, noisy, old.target, old.mask[..., None])
+        prediction, correction = pull(predict_clean, noisy, old.target, old.mask[..., None])
         weight = guidance_weight(
             torch.tensor(self.spread / (self.signal + self.spread)),
             old.settings.max_guidance_weight,
