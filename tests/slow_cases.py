@@ -143,6 +143,7 @@ SLOW_CASES = {
     "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one[tuned/ppo_swimmer.yaml]": "[tuned/ppo_hopper.yaml]",
     "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one[tuned/ppo_inverted_double_pendulum.yaml]": "[tuned/ppo_hopper.yaml]",
     "cli/test_commands.py::test_a_signalled_process_saves_exits_and_resumes_exactly[2]": "core/faults/test_async_faults.py::test_what_a_terminal_sends_to_all_saves_and_leaves_no_process",
+    "cli/test_judge.py::test_new_processes_change_nothing": "test_workers_change_nothing[3]",
     "cli/test_pages.py::test_the_algorithm_that_is_shown_solves_cartpole": "test_a_page_can_be_followed[docs/extending.md]",
     "cli/test_sweep.py::test_a_trial_of_two_processes_is_one_trial": "test_a_trial_has_the_threads_that_it_was_given",
     "cli/test_sweep.py::test_a_search_behind_a_tuned_config_can_be_run_as_it_says[ppo_ant]": "[ppo_hopper]",

@@ -42,6 +42,14 @@ SUBCOMMANDS = {
         "lightning_rl.extensions.reports.command.report",
         "compare runs:        rl-cli report outputs --output report.html",
     ),
+    "judge": Subcommand(
+        "lightning_rl.extensions.judging.command.judge",
+        "success on tasks:    rl-cli judge best --tasks '{task_id: [0, 1]}' --episodes 50",
+    ),
+    "compare": Subcommand(
+        "lightning_rl.extensions.judging.command.compare",
+        "do two policies differ:  rl-cli compare A B --episodes 50",
+    ),
     "record": Subcommand(
         "lightning_rl.extensions.datasets.record_command.record",
         "record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard",

@@ -1,0 +1,1 @@
+"""Judge policies on tasks, episode by episode, and compare two of them."""

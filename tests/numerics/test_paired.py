@@ -1,0 +1,108 @@
+"""Tests of paired comparisons against enumerations and simulations."""
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+
+from lightning_rl.extensions.judging.command import comparison, seed_of
+from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
+
+
+def episode(success, total=0.0):
+    return {
+        "success": success,
+        "return": total,
+        "length": 1,
+        "terminated": True,
+        "cut": False,
+        "seed": 0,
+    }
+
+
+def enumerated(gains, losses):
+    """The share of all assignments of the disagreements that are at least as uneven."""
+    trials, distance = gains + losses, abs(gains - losses)
+    signs = list(product((-1, 1), repeat=trials))
+    return Fraction(sum(abs(sum(s)) >= distance for s in signs), len(signs))
+
+
+@pytest.mark.parametrize(("gains", "losses"), [(0, 0), (1, 0), (3, 3), (0, 6), (9, 2), (5, 7)])
+def test_the_p_value_is_the_share_of_all_assignments(gains, losses):
+    assert mcnemar(gains, losses) == pytest.approx(float(enumerated(gains, losses)), abs=1e-15)
+
+
+def test_many_pairs_have_a_p_value():
+    assert 0 < mcnemar(500, 600) < 0.01
+
+
+def pairs_of(success, gain, loss, pairs, generator):
+    """Pairs of outcomes [pairs, 2] with these shares of successes of both, and of one alone."""
+    cells = np.array([[1, 1], [1, 0], [0, 1], [0, 0]])
+    shares = [success, gain, loss, 1 - success - gain - loss]
+    return cells[generator.choice(4, size=pairs, p=shares)]
+
+
+def counts(pairs):
+    return int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
+
+
+@pytest.mark.parametrize(("pairs", "apart"), [(20, 0.4), (50, 0.1), (50, 0.5)])
+def test_equal_policies_are_called_different_in_at_most_one_comparison_of_twenty(pairs, apart):
+    generator = np.random.default_rng(0)
+    draws = [pairs_of(0.3, apart / 2, apart / 2, pairs, generator) for _ in range(1_000)]
+    assert np.mean([mcnemar(*counts(draw)) <= 0.05 for draw in draws]) <= 0.05
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.1, 0.1), (0.25, 0.1), (0.02, 0.0)])
+def test_the_interval_covers_the_difference(gain, loss):
+    generator = np.random.default_rng(0)
+    draws = [counts(pairs_of(0.5, gain, loss, 50, generator)) for _ in range(1_000)]
+    intervals = np.array([difference_interval(*draw, 50) for draw in draws])
+    covered = (intervals[:, 0] <= gain - loss) & (gain - loss <= intervals[:, 1])
+    assert covered.mean() >= 0.93
+
+
+def test_the_needed_episodes_show_the_difference_in_four_of_five_comparisons():
+    gain, loss, pairs = 0.25, 0.1, 1_000
+    interval = difference_interval(250, 100, pairs)
+    needed = needed_episodes(pairs, gain - loss, interval, 1)
+    generator = np.random.default_rng(0)
+    draws = [pairs_of(0.5, gain, loss, needed, generator) for _ in range(1_000)]
+    assert 0.77 <= np.mean([mcnemar(*counts(draw)) <= 0.05 for draw in draws]) <= 0.85
+
+
+def test_without_a_difference_no_number_is_enough():
+    assert needed_episodes(50, 0.0, [-0.1, 0.1], 1) is None
+
+
+def test_successes_decide_and_returns_only_without_them():
+    won = [(episode(True, 1.0), episode(False, 2.0))] * 6
+    row = comparison(won)
+    assert row["p"] == 2 / 64
+    assert row["differ"]
+    assert row["success_rate"] == 1.0
+    assert row["avg_reward"] == -1.0
+    assert row["ci95"] == [-1.0, -1.0]
+    assert comparison([(episode(None, a["return"]), episode(None, b["return"])) for a, b in won])[
+        "differ"
+    ]
+    even = comparison([(episode(True), episode(False)), (episode(False), episode(True))] * 5)
+    assert not even["differ"]
+    assert even["needed_episodes"] is None
+
+
+def test_returns_are_compared_pair_by_pair():
+    """A difference of .5 is lost in the spread of the returns, but not in the pairs."""
+    totals = np.random.default_rng(0).normal(0, 100, 40)
+    row = comparison([(episode(None, total + 0.5), episode(None, total)) for total in totals])
+    assert row["differ"]
+    assert row["ci95"] == pytest.approx([0.5, 0.5])
+
+
+def test_seeds_of_tasks_are_apart_and_follow_each_other():
+    assert [seed_of(0, "task_id=3", k) % 50 for k in (0, 1, 49, 50)] == [0, 1, 49, 0]
+    seeds = {seed_of(seed, task, 0) for seed in range(10) for task in ("a", "b", "task_id=3")}
+    assert len(seeds) == 30
+    assert max(seeds) < 2**31
