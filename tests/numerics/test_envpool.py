@@ -240,6 +240,53 @@ def test_success_is_said_at_every_step(make):
     env.close()
 
 
+def test_reward_terms_add_up_to_the_reward(make):
+    """Ant's terms are per step, G1's per second, and its step takes .02 s."""
+    for id in ("Ant-v5", "G1JoystickFlatTerrain-v1"):
+        env = make(2, id)
+        env.reset(seed=0)
+        _, reward, _, _, info = env.step(torch.zeros(2, *env.single_action_space.shape))
+        assert all(term.dtype == torch.float32 for term in info["rewards"].values())
+        assert len(info["rewards"]) >= 4
+        torch.testing.assert_close(sum(info["rewards"].values()), reward, rtol=1e-4, atol=1e-6)
+        env.close()
+
+
+def test_the_time_limit_is_known(make):
+    assert make(1, "CartPole-v1").max_episode_steps == 500
+    assert make(1, "CartPole-v1", env_kwargs={"max_episode_steps": 7}).max_episode_steps == 7
+
+
+def test_a_kept_pool_takes_its_first_seed_alone(make):
+    env = make(2, "CartPole-v1", keep_pool=True)
+    first, pool = plain(env.reset(seed=3)[0]), env._pool
+    again = plain(env.reset(seed=3)[0])
+    assert env._pool is pool
+    assert not torch.equal(first, again)
+    assert torch.equal(first, plain(make(2, "CartPole-v1").reset(seed=3)[0]))
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_pictures_show_the_chosen_envs(make, id, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    env = make(3, id)
+    env.make_renderable()
+    env.reset(seed=0)
+    env.step(torch.as_tensor(np.stack([env.single_action_space.sample() for _ in range(3)])))
+    everyone = env.render([0, 1, 2])
+    assert everyone.dtype == np.uint8
+    assert everyone.shape[-1] == 3
+    np.testing.assert_array_equal(env.render([2, 0]), everyone[[2, 0]])
+    assert (everyone[0] != everyone[1]).any()
+
+
+def test_a_task_of_mujoco_without_gl_is_not_drawn(make, monkeypatch):
+    """EnvPool would end the process."""
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with refused(names=("HalfCheetah-v5", "MUJOCO_GL=egl")):
+        make(1, "HalfCheetah-v5").make_renderable()
+
+
 def test_closing_twice_and_stepping_without_a_reset(make):
     env = make(2, "CartPole-v1")
     with refused(names="reset"):
