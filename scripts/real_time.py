@@ -54,8 +54,8 @@ METHODS = ("waiting", "skipping", "RTC", "RTC, PPO", "conditioned")
 class Detour(TorchEnv):
     """Fly a point with momentum around a disc, on either side, to a goal.
 
-    Gusts change the velocity. Touching the disc is a failure. The expert of an episode prefers one
-    side, which the observation does not show. The reward is 1 at the goal, and the progress.
+    Gusts change the velocity. Touching the disc is a failure. The expert takes the nearer side, and
+    a random one if both are about as near. The reward is 1 at the goal, and the progress.
 
     Observation: `proprio` [6], position, velocity, heights of the disc and of the goal. Action [2],
     the force.
@@ -72,12 +72,13 @@ class Detour(TorchEnv):
     def initial_state(self, uniform: Tensor) -> TensorDict:
         signed = uniform * 2.0 - 1.0
         start = torch.stack((torch.full_like(signed[:, 0], -1.2), 0.4 * signed[:, 0]), 1)
+        nearer = start[:, 1:] - 0.2 * signed[:, 1:2]
         state = {
             "position": start,
             "velocity": torch.zeros_like(start),
             "disc": 0.2 * signed[:, 1:2],
             "goal": 0.4 * signed[:, 2:3],
-            "side": torch.where(uniform[:, 3:4] < 0.5, -1.0, 1.0),
+            "side": torch.where(nearer + 0.1 * signed[:, 3:4] < 0.0, -1.0, 1.0),
         }
         return TensorDict(state, [len(uniform)], device=self.device)
 

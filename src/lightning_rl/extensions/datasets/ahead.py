@@ -14,6 +14,9 @@ from lightning_rl.extend.errors import check_range
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extend.spaces import named, names_of
 
+LAST_DELAYS = 10
+"""Number of measured delays whose largest is the estimate of the next one."""
+
 ActionFunction = Callable[[Observation, Tensor], Tensor]
 """Chooses actions [N, *A] for observations [N, ...] and the rows that run, [N] bool."""
 
@@ -25,6 +28,9 @@ class ChunksAhead:
     while the env executes the rest. The first actions of the new chunk are skipped, because these
     steps have passed (asynchronous inference, Shukor et al. 2025, "SmolVLA", section 3.3). If a
     chunk ends before the next one is computed, the step waits.
+
+    A policy with `real_time` lets the new chunk begin with the old one's actions, instead of
+    skipping its own.
 
     Args:
         chunk_size: K, actions in a chunk.
@@ -48,13 +54,18 @@ class ChunksAhead:
         self.waited = 0
 
     def episode(
-        self, choose: ActionFunction, is_outdated: Callable[[], bool] = lambda: False
+        self,
+        choose: ActionFunction,
+        is_outdated: Callable[[], bool] = lambda: False,
+        continue_after: Callable[[int, int | None], None] = lambda age, delay: None,
     ) -> ActionFunction:
         """Return a function that chooses actions [N, *A] through one episode.
 
         Args:
             choose: returns chunks [N, K, *A] for observations [N, ...].
             is_outdated: as for `ChunkActor`; the old chunk executes until the next one is there.
+            continue_after: called before `choose` with the env steps since the old chunk began (0
+                if there is none, or if it is outdated), and with the longest of the last delays.
         """
         step = chunk_start = request_step = 0
         chunk: Tensor | None = None
@@ -66,8 +77,10 @@ class ChunksAhead:
 
         def act(observation: Observation, running: Tensor) -> Tensor:
             nonlocal step, chunk_start, request_step, chunk, pending
-            is_due = chunk is None or step - chunk_start >= self._execute or is_outdated()
-            if pending is None and is_due:
+            begins_anew = chunk is None or is_outdated()
+            if pending is None and (begins_anew or step - chunk_start >= self._execute):
+                age = 0 if begins_anew else step - chunk_start
+                continue_after(age, max(self.skipped[-LAST_DELAYS:], default=None))
                 # Copy, because the env reuses its observation arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
                 request_step, pending = step, self._thread.submit(infer, *copies)

@@ -32,6 +32,10 @@ class ChunkActor:
         execute: number of executed actions per chunk. Default: all.
         is_outdated: called before each action; true: compute a new chunk, because another action
             than the policy's was executed.
+        chooser: chooses the policy's actions. Default: a new one.
+
+    Raises:
+        ConfigurationError: if the policy has `real_time` with another `execution_horizon`.
     """
 
     def __init__(
@@ -42,13 +46,20 @@ class ChunkActor:
         chunk_size: int | None = None,
         execute: int | None = None,
         is_outdated: Callable[[], bool] = lambda: False,
+        chooser: ActionFunction | None = None,
     ) -> None:
         check_weights_are_numbers(policy)
         policy.put_in_eval_mode()
         self._policy, self._chunk_size = policy, chunk_size
         self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
+        horizon = getattr(getattr(policy, "real_time", None), "execution_horizon", self._execute)
+        require(
+            self._execute == horizon,
+            f"execute is {self._execute}, but real_time.execution_horizon of the policy is "
+            f"{horizon}: set execute: {horizon}.",
+        )
         # The fallback draws for each row in turn and keeps the state of the policy.
-        self._one_by_one = action_function(policy, num_envs, seeds)
+        self._one_by_one = chooser or action_function(policy, num_envs, seeds)
         device = policy.version.device
         self._generators = [torch.Generator(device).manual_seed(int(seed)) for seed in seeds or ()]
         # One pass for all rows needs noise drawn before the pass, and no state.

@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 from jsonargparse import Namespace
@@ -38,6 +38,7 @@ from lightning_rl.extensions.datasets.record import (
 )
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.teleoperation.intervention import Event, InterventionSource
+from lightning_rl.extensions.vla.policy import ChunkPolicy, RealTimeActor
 
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),
@@ -303,17 +304,34 @@ def _action_functions(
         "execute is for a policy of chunks, and this one chooses single actions.",
     )
     check_range("execute", settings.execute, minimum=1, maximum=size)
+    real_time = getattr(policy, "real_time", None)
+    execute = settings.execute
+    if real_time is not None:
+        execute = real_time.execution_horizon
+        require(
+            settings.execute in (None, execute),
+            f"--execute is {settings.execute}, but the policy begins a chunk every {execute} steps "
+            "(real_time.execution_horizon): remove --execute, or train with another horizon.",
+        )
     # In real time the next chunk is computed while the last one executes.
-    chunks = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
-
-    def is_outdated() -> bool:
-        return recorder.intervened
+    chunks = ChunksAhead(size, execute) if size is not None and in_real_time else None
 
     def choose_for(number: int) -> ActionFunction:
         seeds = None if settings.deterministic else [settings.seed + number]
-        if chunks is not None:
+        actor = None
+        if real_time is not None:
+            actor = RealTimeActor(cast(ChunkPolicy, policy), None if seeds is None else seeds[0])
+
+        def is_outdated() -> bool:
+            if recorder.intervened and actor is not None:
+                actor.continue_after(0)
+            return recorder.intervened
+
+        if chunks is None:
+            return ChunkActor(policy, 1, seeds, size, execute, is_outdated, actor)
+        if actor is None:
             return chunks.episode(action_function(policy, 1, seeds), is_outdated)
-        return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
+        return chunks.episode(actor, lambda: recorder.intervened, actor.continue_after)
 
     return choose_for
 

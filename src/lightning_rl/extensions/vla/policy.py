@@ -279,6 +279,39 @@ class ChunkPolicy(Policy):
         return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
 
 
+class RealTimeActor:
+    """Chooses the chunks of an episode by a policy with `real_time`, after any number of env steps.
+
+    Args:
+        policy: the policy.
+        seed: seed of drawn actions; None acts by the mode.
+    """
+
+    def __init__(self, policy: ChunkPolicy, seed: int | None) -> None:
+        self._policy, self._state = policy, policy.first_state(1)["state"]
+        device = policy.version.device
+        self._generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+
+    @torch.no_grad()
+    def __call__(self, observation: Any, running: Tensor) -> Tensor:
+        """Return the chunk [1, K, *A] for an observation [1, ...]; `running` [1] is ignored."""
+        td = TensorDict({"observation": observation, "state": self._state}, [1])
+        td = td.to(self._policy.version.device)
+        result = self._policy(td, deterministic=self._generator is None, generator=self._generator)
+        self._state = result["next_state"]
+        action: Tensor = result["action"]
+        return action
+
+    def continue_after(self, age: int, delay: int | None = None) -> None:
+        """Let the next chunk continue the last one, which began `age` env steps ago; 0: not at all.
+
+        `delay` is the measured delay in env steps; None keeps that of the settings.
+        """
+        self._state[:, -2] = age
+        if delay is not None:
+            self._state[:, -1] = delay
+
+
 class VLAPolicy(ChunkPolicy):
     """A backbone with an action head and a value head.
 
