@@ -44,6 +44,7 @@ from lightning_rl import (
     PerceptronEncoder,
     PointMass,
     PushBlocks,
+    RealTime,
     ReplayBuffer,
     ReturnFramesEnv,
     RLDataModule,
@@ -459,6 +460,7 @@ CHUNKS = {
     "GRPO": (GRPO, "token"),
     "PPO, flow": (PPO, "flow"),
     "GRPO, LeRobot": (GRPO, "smolvla"),
+    "PPO, in real time": (PPO, "in real time"),
 }
 """Algorithms and heads that are trained on chunks."""
 
@@ -469,7 +471,7 @@ def record_chunks(directory, head, count=3):
         shutil.copytree(GOLDEN / "tiny_smolvlm", directory / "tiny_smolvlm")
         fill(GOLDEN / head, directory / head)
     torch.manual_seed(1)
-    env = chunked(2 * N)
+    env = chunked(head)(2 * N)
     collector = make_collector(SyncCollector, env, vla(env, head, directory), 5, seed=5)
     rollouts = [collector.collect().clone() for _ in range(count)]
     for version, rollout in enumerate(rollouts):
@@ -484,7 +486,7 @@ def same_chunks(directory, name, processes):
     """Train a VLA on the recorded chunks."""
     algorithm, head = CHUNKS[name]
     data = RLDataModule(
-        chunked,
+        chunked(head),
         num_envs=2 * N // processes,
         buffer_size=5,
         total_env_steps=10**6,
@@ -492,7 +494,7 @@ def same_chunks(directory, name, processes):
         collector=partial(Replayed, directory / f"chunks {head}.pt"),
     )
     torch.manual_seed(2)
-    policy = vla(chunked(1), head, directory)
+    policy = vla(chunked(head)(1), head, directory)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
     fit_in(
@@ -506,14 +508,17 @@ def same_chunks(directory, name, processes):
     return module
 
 
-def chunked(num_envs):
-    return ActionChunk(num_envs, lambda n: PushBlocks(n, size=16), 4)
+def chunked(head):
+    execute = 2 if head == "in real time" else None
+    return partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4, execute=execute)
 
 
 def vla(env, head, directory):
     spaces = env.single_observation_space, env.single_action_space
     if head == "smolvla":
         return LeRobotPolicy(*spaces, path=str(directory / head), gradient_checkpointing=True)
+    if head == "in real time":
+        return VLAPolicy(*spaces, head="flow", real_time=RealTime(2, [0, 1, 2]))
     return VLAPolicy(*spaces, head=head, num_bins=5)
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
-    for head in ("token", "flow", "smolvla"):
+    for head in ("token", "flow", "smolvla", "in real time"):
         ddp_runs.record_chunks(path, head)
     ddp_runs.record_transitions(path)
     ddp_runs.record_frames(path)

@@ -16,17 +16,25 @@ from lightning_rl import (
     PPO,
     ActionChunk,
     AsyncCollector,
+    BehaviorCloning,
+    ConditionedPolicy,
+    DatasetCollector,
     FlowSettings,
+    NoisePolicy,
     PerceptronBackbone,
     RealTime,
+    ResidualActorCritic,
     RLDataModule,
     RLTrainer,
+    SlowPolicy,
     SyncCollector,
     VLAPolicy,
     load_policy,
 )
 from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.extensions.algorithms import behavior_cloning
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
+from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.flow import normal_log_prob
 from lightning_rl.extensions.vla.policy import RealTimeActor
@@ -291,6 +299,45 @@ def test_a_loaded_policy_acts_as_validated_and_begins_anew_after_a_reset(determi
         acting.act({"proprio": np.zeros((2, 1), np.float32)}, True)
 
 
+def test_graphs_carry_the_old_chunk_unless_they_would_need_gradients():
+    with refused(names=("real_time.method: guided", "--format safetensors")):
+        policy = make_policy()
+        traced(ActingGraph(policy, ports_of(policy)))
+    for method in ("skip", "conditioned"):
+        policy = make_policy(real_time=RealTime(2, 1, method))
+        td = after_a_chunk(policy)
+        graph = ActingGraph(policy, ports_of(policy))
+        inputs = {"observation.proprio": td["observation", "proprio"], "state": td["state"]}
+        outputs = traced(graph).module()(inputs)
+        expected = policy(td, deterministic=True)
+        assert torch.equal(outputs["next_state"], expected["next_state"])
+
+
+NEIGHBOURS = {
+    "steered noise": (NoisePolicy, "base", ("VLAPolicy", "real_time")),
+    "residual": (ResidualActorCritic, "base", "memory"),
+    "conditions": (ConditionedPolicy, "policy", "memory"),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_policies_around_one_that_acts_in_real_time_are_refused(name):
+    cls, argument, names = NEIGHBOURS[name]
+    env = DOORS(1)
+    with refused(names=names):
+        cls(env.single_observation_space, env.single_action_space, **{argument: flow_policy})
+
+
+def test_a_slow_policy_around_it_and_guided_conditions_act_as_it(tmp_path):
+    env = DOORS(1)
+    spaces = env.single_observation_space, env.single_action_space
+    torch.manual_seed(0)
+    slow = SlowPolicy(*spaces, flow_policy, delay_ms=0.0)
+    policy = make_policy()
+    td = after_a_chunk(policy)
+    assert torch.equal(slow(td.clone(), True)["action"], policy(td.clone(), True)["action"])
+
+
 # --- log-probs ---
 
 
@@ -426,3 +473,79 @@ def test_compiled_it_follows_the_eager_run(tmp_path, traced_only):
     )
     assert compiled.learner.compilation.compiled
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+# --- cloning ---
+
+
+def test_the_given_actions_are_the_input_and_not_the_goal():
+    policy = make_policy(real_time=RealTime(2, 1, "conditioned"))
+    td = observed(64)
+    td["action"] = torch.rand(64, 6, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    td["clone_noise"] = policy.draw_clone_noise((64,))
+    td["prefix_steps"] = torch.arange(64) % 6
+    given = torch.arange(6) < td["prefix_steps"][:, None]
+    loss = policy.clone_loss(td)["clone_loss"]
+    assert torch.equal(loss == 0, given)
+    # The noise of given actions is replaced by the actions themselves.
+    noise = td["clone_noise"].clone()
+    noise[:, :-1] += given.float()
+    assert torch.equal(policy.clone_loss(td.clone().set("clone_noise", noise))["clone_loss"], loss)
+    other = td.clone()
+    other["action"] += 0.3 * given[..., None]
+    changed = (policy.clone_loss(other)["clone_loss"] != loss).any(1)
+    assert torch.equal(changed, td["prefix_steps"] > 0)
+
+
+def test_whole_chunks_are_cloned_though_a_part_is_executed():
+    executed = torch.zeros(2, 4, 6, dtype=torch.bool)
+    executed[0, :3, :2] = True  # an episode of six steps
+    executed[1, :2, :2] = True
+    executed[1, 2, :1] = True  # and of five
+    demonstrated = behavior_cloning._demonstrated(executed)
+    remaining = torch.tensor([[6, 4, 2, 0], [5, 3, 1, 0]])
+    assert torch.equal(demonstrated.sum(-1), remaining)
+    assert torch.equal(demonstrated, torch.arange(6) < remaining[..., None])
+
+
+def clone(run_dir, real_time, prefix_steps, **settings):
+    policy = make_policy(
+        partial(ActionChunk, env=TwoDoors, chunk_size=8, execute=2), real_time=real_time
+    )
+    torch.manual_seed(1)
+    module = BehaviorCloning(
+        policy, batch_size=64, n_epochs=2, prefix_steps=prefix_steps, learning_rate=3e-3
+    )
+    data = RLDataModule(
+        partial(ActionChunk, env=TwoDoors, chunk_size=8, execute=2),
+        num_envs=64,
+        buffer_size=4,
+        total_env_steps=10**6,
+        iterations_per_epoch=2,
+        num_eval_episodes=2,
+        collector=partial(DatasetCollector, episodes=64),
+    )
+    trainer = RLTrainer(
+        run_dir=str(run_dir),
+        enable_progress_bar=False,
+        accelerator="cpu",
+        max_epochs=settings.pop("max_epochs", 1),
+    )
+    trainer.fit(module, data, **settings)
+    return module
+
+
+def test_a_conditioned_clone_resumes_exactly(tmp_path):
+    settings = RealTime(2, 2, "conditioned"), 4
+    clone(tmp_path / "whole", *settings, max_epochs=2)
+    clone(tmp_path / "cut", *settings, max_epochs=1)
+    clone(tmp_path / "cut", *settings, max_epochs=2, ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_conditioned_policy_and_its_flag_belong_together():
+    for real_time, prefix_steps in ((SETTINGS, 2), (None, 2), (RealTime(2, 1, "conditioned"), 0)):
+        with refused(names=("prefix_steps", "real_time.method: conditioned")):
+            BehaviorCloning(make_policy(real_time=real_time), prefix_steps=prefix_steps)
+    with refused(names=("prefix_steps", "6", "5")):
+        BehaviorCloning(make_policy(real_time=RealTime(2, 1, "conditioned")), prefix_steps=6)

@@ -297,4 +297,9 @@ def flow_policy(
         f"{type(base).__name__} has no initial noise that could be steered: the base policy needs "
         "a flow, such as VLAPolicy with head: flow.",
     )
+    require(
+        not base.is_recurrent,
+        f"The noise of {type(base).__name__} cannot be steered in real time: its chunks also depend "
+        "on the old chunk. Remove real_time of the base policy.",
+    )
     return cast(ChunkPolicy, base)

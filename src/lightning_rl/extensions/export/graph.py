@@ -135,6 +135,12 @@ def why_not_traced(policy: Policy) -> str | None:
             "large for an ONNX file. Export it with --format safetensors, for load_policy; "
             "adapters are then written by peft."
         )
+    real_time = getattr(inner, "real_time", None)
+    if real_time is not None and real_time.method == "guided":
+        return (
+            "real_time.method: guided needs gradients, which a graph has not. Export it with "
+            "--format safetensors, for load_policy, or with another real_time.method."
+        )
     return None
 
 

@@ -205,7 +205,7 @@ class ChunkPolicy(Policy):
             return features
         state = td.get("state", None)
         if state is None:  # no chunk before
-            state = self.first_state(len(td))["state"]
+            state = self.first_state(td.batch_size[0])["state"]
         old = continuation(state, self.head, self.real_time)
         return features._replace(old_chunk=old)
 

@@ -120,7 +120,7 @@ def chunk_state(action: Tensor, age: int, delay: Tensor) -> Tensor:
         delay: [B], d of the next chunk.
     """
     flat = action.flatten(1)
-    return torch.cat((flat, flat.new_full((len(flat), 1), age), delay[:, None].to(flat)), 1)
+    return torch.cat((flat, flat.new_full((flat.shape[0], 1), age), delay[:, None].to(flat)), 1)
 
 
 def continuation(state: Tensor, head: ActionHead, settings: RealTime) -> Continuation:
