@@ -299,7 +299,7 @@ def flow_policy(
     )
     require(
         not base.is_recurrent,
-        f"The noise of {type(base).__name__} cannot be steered in real time: its chunks also depend "
-        "on the old chunk. Remove real_time of the base policy.",
+        f"The noise of {type(base).__name__} cannot be steered in real time, because its chunks "
+        "also depend on the old chunk: remove real_time of the base policy.",
     )
     return cast(ChunkPolicy, base)
