@@ -172,7 +172,7 @@ def tune(
     torch.manual_seed(seed)
     tuned = make_policy(real_time)
     tuned.load_state_dict(policy.state_dict())
-    module = PPO(tuned, learning_rate=1e-4, n_epochs=4, batch_size=512, ent_coef=0.0, gamma=0.995)
+    module = PPO(tuned, learning_rate=1e-4, n_epochs=4, batch_size=256, ent_coef=0.0, gamma=0.995)
     return fit(place, seed, module, {"num_envs": 64, "buffer_size": 32}, steps)
 
 
@@ -266,8 +266,8 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--delays", nargs="+", type=int, default=list(DELAYS))
-    parser.add_argument("--passes", type=int, default=60, help="iterations of cloning")
-    parser.add_argument("--steps", type=int, default=300_000, help="env steps of PPO")
+    parser.add_argument("--passes", type=int, default=100, help="iterations of cloning")
+    parser.add_argument("--steps", type=int, default=400_000, help="env steps of PPO")
     parser.add_argument("--place", type=Path, default=Path("outputs/real_time"))
     args = parser.parse_args()
     torch.set_num_threads(1)

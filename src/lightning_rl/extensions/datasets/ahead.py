@@ -57,7 +57,7 @@ class ChunksAhead:
         self,
         choose: ActionFunction,
         is_outdated: Callable[[], bool] = lambda: False,
-        continue_after: Callable[[int, int | None], None] = lambda age, delay: None,
+        continue_after: Callable[[int, int | None], None] | None = None,
     ) -> ActionFunction:
         """Return a function that chooses actions [N, *A] through one episode.
 
@@ -80,7 +80,8 @@ class ChunksAhead:
             begins_anew = chunk is None or is_outdated()
             if pending is None and (begins_anew or step - chunk_start >= self._execute):
                 age = 0 if begins_anew else step - chunk_start
-                continue_after(age, max(self.skipped[-LAST_DELAYS:], default=None))
+                if continue_after is not None:
+                    continue_after(age, max(self.skipped[-LAST_DELAYS:], default=None))
                 # Copy, because the env reuses its observation arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
                 request_step, pending = step, self._thread.submit(infer, *copies)

@@ -304,34 +304,49 @@ def _action_functions(
         "execute is for a policy of chunks, and this one chooses single actions.",
     )
     check_range("execute", settings.execute, minimum=1, maximum=size)
-    real_time = getattr(policy, "real_time", None)
-    execute = settings.execute
-    if real_time is not None:
-        execute = real_time.execution_horizon
-        require(
-            settings.execute in (None, execute),
-            f"--execute is {settings.execute}, but the policy begins a chunk every {execute} steps "
-            "(real_time.execution_horizon): remove --execute, or train with another horizon.",
-        )
+    if getattr(policy, "real_time", None) is not None:
+        return _real_time_functions(cast(ChunkPolicy, policy), settings, recorder, in_real_time)
     # In real time the next chunk is computed while the last one executes.
-    chunks = ChunksAhead(size, execute) if size is not None and in_real_time else None
+    chunks = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
+
+    def is_outdated() -> bool:
+        return recorder.intervened
 
     def choose_for(number: int) -> ActionFunction:
         seeds = None if settings.deterministic else [settings.seed + number]
-        actor = None
-        if real_time is not None:
-            actor = RealTimeActor(cast(ChunkPolicy, policy), None if seeds is None else seeds[0])
+        if chunks is not None:
+            return chunks.episode(action_function(policy, 1, seeds), is_outdated)
+        return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
+
+    return choose_for
+
+
+def _real_time_functions(
+    policy: ChunkPolicy, settings: Namespace, recorder: Recorder, in_real_time: bool
+) -> Callable[[int], ActionFunction]:
+    """Return the choosers of a policy whose chunks continue the old ones."""
+    assert policy.real_time is not None
+    size, horizon = policy.head.chunk_size, policy.real_time.execution_horizon
+    require(
+        settings.execute in (None, horizon),
+        f"--execute is {settings.execute}, but the policy begins a chunk every {horizon} steps "
+        "(real_time.execution_horizon): remove --execute, or train with another horizon.",
+    )
+    chunks = ChunksAhead(size, horizon) if in_real_time else None
+
+    def choose_for(number: int) -> ActionFunction:
+        seed = None if settings.deterministic else settings.seed + number
+        actor = RealTimeActor(policy, seed)
 
         def is_outdated() -> bool:
-            if recorder.intervened and actor is not None:
+            has_intervened = recorder.intervened
+            if has_intervened and chunks is None:
                 actor.continue_after(0)
-            return recorder.intervened
+            return has_intervened
 
-        if chunks is None:
-            return ChunkActor(policy, 1, seeds, size, execute, is_outdated, actor)
-        if actor is None:
-            return chunks.episode(action_function(policy, 1, seeds), is_outdated)
-        return chunks.episode(actor, lambda: recorder.intervened, actor.continue_after)
+        if chunks is not None:
+            return chunks.episode(actor, is_outdated, actor.continue_after)
+        return ChunkActor(policy, 1, None, size, horizon, is_outdated, actor)
 
     return choose_for
 
