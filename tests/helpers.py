@@ -76,6 +76,8 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     if issubclass(algorithm, OffPolicyAlgorithm):
         settings = {"batch_size": 16, "random_env_steps": 32, "lr_schedule": "linear"}
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
+        if "FlowQAlgorithm" in names:
+            cls = lightning_rl.FlowActorCritic
         if "GripperSAC" in names:
             cls = lightning_rl.GripperActorCritic
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls

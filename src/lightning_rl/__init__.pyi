@@ -71,6 +71,9 @@ from lightning_rl.extensions.algorithms.curiosity import CuriousSAC as CuriousSA
 from lightning_rl.extensions.algorithms.curiosity import (
     RandomNetworkDistillation as RandomNetworkDistillation,
 )
+from lightning_rl.extensions.algorithms.flow_actor import FlowActorCritic as FlowActorCritic
+from lightning_rl.extensions.algorithms.fql import FQL as FQL
+from lightning_rl.extensions.algorithms.fql import QC as QC
 from lightning_rl.extensions.algorithms.gripper import GripperActorCritic as GripperActorCritic
 from lightning_rl.extensions.algorithms.gripper_sac import GripperSAC as GripperSAC
 from lightning_rl.extensions.algorithms.hindsight import HindsightReplay as HindsightReplay

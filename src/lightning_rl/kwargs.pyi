@@ -210,6 +210,45 @@ class DiscreteSACKwargs(TypedDict, total=False):
     max_nonfinite_steps: int
     compile: Setting
 
+class FQLKwargs(TypedDict, total=False):
+    random_env_steps: int
+    critic_learning_rate: float | None
+    policy_delay: int
+    normalize_reward: bool
+    batch_size: int
+    gamma: float
+    n_steps: int
+    tau: float | None
+    updates_per_env_step: float
+    publish_every_updates: int
+    learning_starts: int | None
+    max_grad_norm: float | None
+    random_shift: int
+    sequence_length: int | None
+    burn_in: int
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear"]
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
+
+class FlowActorCriticKwargs(TypedDict, total=False):
+    critic_hidden_sizes: Sequence[int] | None
+    critic_activation: str | None
+    num_critics: int
+    value_atoms: ValueAtoms | None
+    initialization: Initialization
+    encoder: EncoderFactory | None
+    critic_encoder: EncoderFactory | None
+    critic_keys: Sequence[str] | None
+    share_encoder: bool
+    normalize_observation: bool
+    actor_normalization: Normalization
+    network: Network
+    memory: MemoryFactory | None
+    actor_keys: Sequence[str] | None
+    ignore_keys: Sequence[str]
+
 class GRPOKwargs(TypedDict, total=False):
     lr_schedule: Literal["constant", "linear", "adaptive"]
     desired_kl: float
@@ -421,6 +460,28 @@ class QActorCriticKwargs(TypedDict, total=False):
     memory: MemoryFactory | None
     actor_keys: Sequence[str] | None
     ignore_keys: Sequence[str]
+
+class QCKwargs(TypedDict, total=False):
+    random_env_steps: int
+    critic_learning_rate: float | None
+    policy_delay: int
+    normalize_reward: bool
+    batch_size: int
+    gamma: float
+    n_steps: int
+    tau: float | None
+    updates_per_env_step: float
+    publish_every_updates: int
+    learning_starts: int | None
+    max_grad_norm: float | None
+    random_shift: int
+    sequence_length: int | None
+    burn_in: int
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear"]
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
 
 class QPolicyKwargs(TypedDict, total=False):
     normalize_observation: bool

@@ -23,10 +23,12 @@ from gymnasium.spaces import Box, Discrete
 from lightning_rl import (
     APG,
     DQN,
+    FQL,
     GRPO,
     GRU,
     LSTM,
     PPO,
+    QC,
     SAC,
     SHAC,
     TD3,
@@ -283,6 +285,8 @@ SAME_BATCHES = {
         "policy": {"encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(4,), strides=(2,))},
         "model": {"random_shift": 2},
     },
+    "fql": {"env": "Pendulum-v1", "algorithm": FQL, "policy": {"chunk_size": 3}},
+    "qc": {"env": "Pendulum-v1", "algorithm": QC, "policy": {"num_samples": 3}, "model": {"target_samples": 2}},
     "dqn": {
         "env": "CartPole-v1",
         "algorithm": DQN,
@@ -314,6 +318,10 @@ class OfAll(ReplayBuffer):
         for batch in super().batches(count, batch_size * ranks.world_size(), **settings):
             yield batch.chunk(ranks.world_size())[ranks.rank()]
 
+    def chunks(self, count, batch_size, **settings):
+        for batch in super().chunks(count, batch_size * ranks.world_size(), **settings):
+            yield batch.chunk(ranks.world_size())[ranks.rank()]
+
 
 def drawn_for_all(algorithm):
     """An algorithm that draws noise and shifts for all ranks, alike on each, and keeps this one's part."""
@@ -330,7 +338,14 @@ def drawn_for_all(algorithm):
         module.batch_size = rank_size
         return [(path, sides, v.split(rank_size, 1)[ranks.rank()]) for path, sides, v in drawn]
 
-    same = variant(algorithm, noise_fields=noise_fields, _drawn_shifts=_drawn_shifts)
+    def minibatch_noise(module, count):
+        fields = algorithm.minibatch_noise(module, count * ranks.world_size())
+        return {
+            name: field.chunk(ranks.world_size())[ranks.rank()] for name, field in fields.items()
+        }
+
+    own = {"minibatch_noise": minibatch_noise} if hasattr(algorithm, "minibatch_noise") else {}
+    same = variant(algorithm, noise_fields=noise_fields, _drawn_shifts=_drawn_shifts, **own)
     return after(same, on_fit_start=lambda module, _: module.generator.manual_seed(5))
 
 

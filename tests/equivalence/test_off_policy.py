@@ -8,8 +8,10 @@ import torch
 
 from lightning_rl import (
     DQN,
+    FQL,
     GRU,
     LSTM,
+    QC,
     SAC,
     TD3,
     ActionChunk,
@@ -141,6 +143,14 @@ RUNS = {
         "env": partial(GymnasiumEnv, id="tests/Point-v0"), "replay": partial(HindsightReplay, capacity=60), "n_steps": 2,
         "policy": {"normalize_observation": True}, "normalize_reward": True,
     },
+    "FQL in chunks, and help": {
+        "algorithm": FQL, "env": helped_arm, "replay": mixed, "policy": {"chunk_size": 3, "normalize_observation": True},
+        "policy_delay": 2, "normalize_q": True, "normalize_reward": True,
+    },
+    "QC of goals in hindsight": {
+        "algorithm": QC, "env": partial(GymnasiumEnv, id="tests/Point-v0"), "replay": partial(HindsightReplay, capacity=60),
+        "policy": {"chunk_size": 2, "num_samples": 3, "q_reduction": "min", "network": "residual"}, "target_samples": 2,
+    },
     "goals in hindsight, by DQN": {
         "algorithm": DQN, "env": partial(GoalProbe, discrete=True), "replay": partial(HindsightReplay, capacity=60, strategy="episode"),
     },
@@ -215,6 +225,8 @@ def test_renormalised_critics_are_compiled_and_resumed_alike(
         "discrete SAC, of what is allowed",
         "DQN that remembers what is allowed",
         "goals in hindsight",
+        "FQL in chunks, and help",
+        "QC of goals in hindsight",
     ],
 )
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):

@@ -38,10 +38,10 @@ gymnasium.register("Mine-v0", Registered)
 
 POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
-    "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
+    "FlowActorCritic, GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
     "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FQL, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, QC, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
     "LeggedRobot, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"

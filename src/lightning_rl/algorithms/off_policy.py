@@ -64,6 +64,9 @@ class OffPolicyAlgorithm(Algorithm):
 
     adam_eps = 1e-8
 
+    trains_chunks: bool = False
+    """Whether minibatches are `Replay.chunks`; a policy's state then only holds planned actions."""
+
     def __init__(
         self,
         policy: Policy,
@@ -86,7 +89,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_sequences(policy, sequence_length, burn_in)
         kind, policy_name = type(self).__name__, type(policy).__name__
         require(
-            policy.evaluates_sequences or not policy.is_recurrent,
+            policy.evaluates_sequences or self.trains_chunks or not policy.is_recurrent,
             f"{kind} trains a memory on sequences, but {policy_name} has a state, but cannot "
             "evaluate sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
             f"{{class_path: LSTM}}, or train it with PPO or GRPO.",
@@ -110,7 +113,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.burn_in = burn_in
         check_range("random_shift", random_shift, minimum=0)
         require(
-            random_shift == 0 or not policy.is_recurrent,
+            random_shift == 0 or not policy.evaluates_sequences,
             f"random_shift={random_shift} shifts each picture independently, so a memory would "
             "see jumps between steps. Remove random_shift or the memory.",
         )
@@ -135,7 +138,7 @@ class OffPolicyAlgorithm(Algorithm):
         count = self.updates_due(rollout)
         if count == 0:
             return
-        if self.policy.is_recurrent:
+        if self.policy.evaluates_sequences:
             size = self.num_sequences * self.sequence_length
             batches = self.replay.sequences(
                 count,
@@ -147,7 +150,8 @@ class OffPolicyAlgorithm(Algorithm):
             )
         else:
             size = self.batch_size
-            batches = self.replay.batches(count, size, n_steps=self.n_steps, gamma=self.gamma)
+            draw = self.replay.chunks if self.trains_chunks else self.replay.batches
+            batches = draw(count, size, n_steps=self.n_steps, gamma=self.gamma)
         parts = {k: value.split(size) for k, value in self.noise_fields(count * size).items()}
         shifts = self._drawn_shifts(count)
         for i, batch in enumerate(batches):
@@ -169,8 +173,8 @@ class OffPolicyAlgorithm(Algorithm):
         """
         check_time(rollout)
         rollout = self.policy.rollout_for_replay(rollout)
-        is_recurrent = self.policy.is_recurrent or "state" not in rollout.keys()
-        self.replay.extend(rollout if is_recurrent else rollout.exclude("state"))
+        keeps = self.policy.evaluates_sequences or "state" not in rollout.keys()
+        self.replay.extend(rollout if keeps else rollout.exclude("state"))
 
     @property
     def num_sequences(self) -> int:
@@ -214,7 +218,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def _steps_of_one_sequence(self) -> int:
-        return self.sequence_length * self.data.num_envs if self.policy.is_recurrent else 0
+        return self.sequence_length * self.data.num_envs if self.policy.evaluates_sequences else 0
 
     @property
     def updates_done(self) -> int:

@@ -71,6 +71,22 @@ class Replay(ABC, NamedSettings):
             gamma: discount per env step.
         """
 
+    def chunks(
+        self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
+    ) -> Iterator[TensorDict]:
+        """Yield minibatches [B] as in `batches`, with the actions of all n steps.
+
+        `action` [B, n, *A] are those whose rewards are in the sum, and copies of the last of them;
+        `executed` [B, n] bool tells the former.
+
+        Raises:
+            ConfigurationError: if the replay has no chunks.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} samples single actions, but the algorithm trains on chunks of "
+            "them. Set data.replay: ReplayBuffer."
+        )
+
     def sequences(
         self,
         count: int,

@@ -99,20 +99,30 @@ class ReplayBuffer(Replay):
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
+        return self._drawn(count, batch_size, n_steps, gamma, False)
+
+    def chunks(
+        self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
+    ) -> Iterator[TensorDict]:
+        return self._drawn(count, batch_size, n_steps, gamma, True)
+
+    def _drawn(
+        self, count: int, batch_size: int, n_steps: int, gamma: float, chunks: bool
+    ) -> Iterator[TensorDict]:
         self._check_drawing(n_steps)
         size = (count * batch_size,)
         indices = torch.randint(len(self), size, generator=self._generator, device=self.ring.device)
-        return self._undisturbed(self._minibatches(indices, batch_size, n_steps, gamma))
+        return self._undisturbed(self._minibatches(indices, batch_size, n_steps, gamma, chunks))
 
     def _minibatches(
-        self, indices: Tensor, batch_size: int, n_steps: int, gamma: float
+        self, indices: Tensor, batch_size: int, n_steps: int, gamma: float, chunks: bool
     ) -> Iterator[TensorDict]:
         ring = self.ring
         # Small minibatches are gathered together, because each call has a cost. Factor 2: a sample
         # has two observations, a row has one.
         together = max(1, GATHER_BYTES // (2 * ring.row_bytes * batch_size))
         for group in _cut(indices, together * batch_size):
-            fields = self.samples(group, n_steps, gamma)
+            fields = self.samples(group, n_steps, gamma, chunks)
             if self.device != ring.device:
                 fields = {name: field.to(self.device) for name, field in fields.items()}
             parts = [_cut(field, batch_size) for field in fields.values()]
@@ -135,11 +145,24 @@ class ReplayBuffer(Replay):
                     "extend()."
                 )
 
-    def samples(self, indices: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+    def samples(
+        self, indices: Tensor, n_steps: int, gamma: float, chunks: bool = False
+    ) -> dict[Column, Tensor]:
         """Gather samples [M], given as `indices` [M] of all that can be drawn."""
         offsets = self._drawable()
         distances = indices if offsets is None else offsets[indices]
-        return self._fields(self.ring.row(distances), distances, n_steps, gamma)[0]
+        rows = self.ring.row(distances)
+        fields, last = self._fields(rows, distances, n_steps, gamma)
+        return fields | self.actions(rows, last, n_steps) if chunks else fields
+
+    def actions(self, rows: Tensor, last: Tensor, n_steps: int) -> dict[Column, Tensor]:
+        """Gather `action` [M, n, *A] and `executed` [M, n] of `rows` [M] to `last` [M]."""
+        ring = self.ring
+        steps = torch.arange(n_steps, device=ring.device)
+        later = ((last - rows).remainder_(ring.rows) // self.num_envs)[:, None]
+        places = (rows[:, None] + steps.minimum(later) * self.num_envs).remainder_(ring.rows)
+        actions = {name: ring.columns[name][places] for name in ring.action}
+        return {**actions, ("executed",): steps <= later}
 
     def _fields(
         self, rows: Tensor, distances: Tensor, n_steps: int, gamma: float

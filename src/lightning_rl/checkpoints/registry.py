@@ -66,14 +66,15 @@ _WRAPPERS = (
 _POLICIES = (
     "Policy",
     "ActorCritic ActorOnly ConditionedPolicy CustomVLA DeterministicActorCritic "
-    "DiscreteActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy OnnxPolicy "
-    "QPolicy ResidualActorCritic SlowPolicy SquashedActorCritic SteeredActorCritic VLAPolicy",
+    "DiscreteActorCritic FlowActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic "
+    "NoisePolicy OnnxPolicy QPolicy ResidualActorCritic SlowPolicy SquashedActorCritic "
+    "SteeredActorCritic VLAPolicy",
 )
 _TABLE = {
     "model": (
         "Algorithm",
-        "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC FixedPolicy GRPO "
-        "GripperSAC IQL NoiseSAC PPO RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
+        "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC FQL FixedPolicy GRPO "
+        "GripperSAC IQL NoiseSAC PPO QC RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),

@@ -8,6 +8,7 @@ from lightning_rl.policies.base import RNG as RNG
 from lightning_rl.policies.base import noise_for as noise_for
 from lightning_rl.policies.distributions.base import summed as summed
 from lightning_rl.policies.distributions.base import widened as widened
+from lightning_rl.policies.distributions.unit_actions import NoisyTanh as NoisyTanh
 from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
 from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
 from lightning_rl.policies.networks.perceptron import mlp as mlp

@@ -144,16 +144,19 @@ class HindsightReplay(ReplayBuffer):
         return Replay.sequences(self, *args, **kwargs)  # refuses
 
     def samples(
-        self, distances: Tensor, n_steps: int, gamma: float
+        self, distances: Tensor, n_steps: int, gamma: float, chunks: bool = False
     ) -> dict[tuple[str, ...], Tensor]:
-        fields = super().samples(distances, n_steps, gamma)
+        fields = super().samples(distances, n_steps, gamma, chunks)
         draws = torch.rand(2, len(distances), generator=self._generator, device=self.ring.device)
         new = (draws[0] < self._share).nonzero().flatten()
         rows = self.ring.row(distances[new])
         goal = self._after(self._achieved, self._achieving(distances[new], draws[1, new]))
         sums, discount, last = self.sums(rows, distances[new], n_steps, gamma, goal)
-        for name, total in (sums | {("discount",): discount}).items():
-            fields[name][new] = total
+        changed = sums | {("discount",): discount}
+        if chunks:
+            changed |= self.actions(rows, last, n_steps)
+        for name, values in changed.items():
+            fields[name][new] = values
         if n_steps > 1:  # a sum may end earlier than with the step's own goal
             for name in self.ring.observation:
                 fields["next_observation", *name[1:]][new] = self._after(name, last)

@@ -198,7 +198,7 @@ class MixedReplay(Replay):
                 # An intervention may go on over the border of two rollouts; "continues" joins its
                 # two parts in the stream, so that n-step returns cross the border.
                 follows = first == 0 and open_env == env and bool(rollout["continues"][env, 0])
-                self._put(_steps_of(rollout, env, first, stop), continues=follows)
+                self._put(steps_of(rollout, env, first, stop), continues=follows)
                 # Only the next stored part can continue this part.
                 open_env = None
                 is_last = stop == intervened.shape[1] and not done[env, stop - 1]
@@ -218,13 +218,21 @@ class MixedReplay(Replay):
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
+        return self._drawn("batches", count, batch_size, n_steps=n_steps, gamma=gamma)
+
+    def chunks(
+        self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
+    ) -> Iterator[TensorDict]:
+        return self._drawn("chunks", count, batch_size, n_steps=n_steps, gamma=gamma)
+
+    def _drawn(
+        self, kind: str, count: int, batch_size: int, **settings: Any
+    ) -> Iterator[TensorDict]:
         first = self._share_of(batch_size)
         sizes = {self.online: first, self.offline: batch_size - first}
         self._online_share = first / batch_size
         parts = [
-            replay.batches(count, size, n_steps=n_steps, gamma=gamma)
-            for replay, size in sizes.items()
-            if size
+            getattr(replay, kind)(count, size, **settings) for replay, size in sizes.items() if size
         ]
         return (_joined(batches) for batches in zip(*parts, strict=True))
 
@@ -285,7 +293,8 @@ def _stretches(steps: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]
             first = None
 
 
-def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
+def steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
+    """Return the steps `first` to `stop` - 1 of an env of a rollout [N, T+1]."""
     part = rollout[env, first:stop]
     observation = map_tree(lambda x: x[env, first : stop + 1].clone(), rollout.get("observation"))
     # An episode's true final observation is stored apart from the slots.
@@ -295,13 +304,15 @@ def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
         map_tree(lambda leaf, end: leaf[-1:].copy_(end), observation, final)
     names = ("reward", "terminated", "intervened", "penalty")
     steps = {name: part[name] for name in names if name in part.keys()}
-    return Episode.of_steps(steps | {"observation": observation, "action": part["executed_action"]})
+    action = part.get("executed_action", part.get("action"))
+    return Episode.of_steps(steps | {"observation": observation, "action": action})
 
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     completed: list[Any] = []
     for batch in batches:
-        fields = {key: batch.get(key) for key in FIELDS}
+        keys = [*FIELDS, "executed"] if "executed" in batch.keys() else FIELDS
+        fields = {key: batch.get(key) for key in keys}
         # A replay without a field has zeros of it, so that both batches can be joined.
         nothing = torch.zeros_like(batch["reward"])
         fields |= {key: batch.get(key, nothing.to(kind)) for key, kind in ADDED.items()}
