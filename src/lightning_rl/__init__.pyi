@@ -28,6 +28,9 @@ from lightning_rl.algorithms import (
     OnPolicyAlgorithm as OnPolicyAlgorithm,
 )
 from lightning_rl.algorithms import (
+    QAlgorithm as QAlgorithm,
+)
+from lightning_rl.algorithms import (
     RolloutAlgorithm as RolloutAlgorithm,
 )
 from lightning_rl.buffers import (

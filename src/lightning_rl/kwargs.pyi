@@ -461,6 +461,25 @@ class QActorCriticKwargs(TypedDict, total=False):
     actor_keys: Sequence[str] | None
     ignore_keys: Sequence[str]
 
+class QAlgorithmKwargs(TypedDict, total=False):
+    batch_size: int
+    gamma: float
+    n_steps: int
+    tau: float | None
+    updates_per_env_step: float
+    publish_every_updates: int
+    random_env_steps: int
+    learning_starts: int | None
+    max_grad_norm: float | None
+    random_shift: int
+    sequence_length: int | None
+    burn_in: int
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear"]
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
+
 class QCKwargs(TypedDict, total=False):
     random_env_steps: int
     critic_learning_rate: float | None

@@ -5,6 +5,7 @@ from lightning_rl.algorithms.discrete_sac import DiscreteSAC as DiscreteSAC
 from lightning_rl.algorithms.dqn import DQN as DQN
 from lightning_rl.algorithms.grpo import GRPO as GRPO
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm
+from lightning_rl.algorithms.off_policy import QAlgorithm as QAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import RolloutAlgorithm as RolloutAlgorithm
 from lightning_rl.algorithms.ppo import PPO as PPO

@@ -123,6 +123,21 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
         policy.fields_of(torch.zeros(1, *space.shape))  # refuses them if it cannot store them
 
 
+def check_random_shift(policy: Policy, random_shift: int, pictures: int) -> None:
+    """Refuse a negative shift, in pixels, or one without pictures or for a memory."""
+    check_range("random_shift", random_shift, minimum=0)
+    require(
+        random_shift == 0 or not policy.evaluates_sequences,
+        f"random_shift={random_shift} shifts each picture independently, so a memory would "
+        "see jumps between steps. Remove random_shift or the memory.",
+    )
+    require(
+        random_shift == 0 or pictures > 0,
+        f"random_shift={random_shift} shifts pictures, but there are none in the observation "
+        f"space {policy.observation_space}: remove random_shift.",
+    )
+
+
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
     """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
     check_range("burn_in", burn_in, minimum=0)
@@ -145,6 +160,54 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
         burn_in == 0 or sequence_length != "rollout",
         f"burn_in={burn_in} needs steps before each sequence, but with sequence_length: rollout "
         "there are none. Set burn_in: 0, or a sequence_length in steps.",
+    )
+
+
+def check_first_update(algorithm: Any, setting: str) -> None:
+    """Refuse sums of rewards longer than an episode, and a budget that ends before the updates.
+
+    `setting` is the name and value of the setting that decides when updates start.
+    """
+    data, n_steps, start = algorithm.data, algorithm.n_steps, algorithm.learning_starts
+    longest = data.max_episode_actions
+    require(
+        longest is None or n_steps <= longest,
+        f"model.n_steps={n_steps} is longer than an episode: the env ends each episode "
+        f"after {longest} steps. Lower n_steps.",
+    )
+    budget = data.total_iterations * data.env_steps_per_iteration * ranks.world_size()
+    require(
+        start < budget,
+        f"The first update would come after {start} env steps, but the run has {budget} "
+        f"(data.total_env_steps). The update needs {setting}, and a minibatch in the replay "
+        f"(model.batch_size={algorithm.batch_size}) or, with a memory, a sequence of each env. "
+        "Lower these settings, or raise data.total_env_steps.",
+    )
+
+
+def check_replayed(algorithm: Any, steps_of_one_sequence: int) -> None:
+    """Refuse a collector that drops rollouts, and a replay without room for what is drawn."""
+    name, size = type(algorithm).__name__, algorithm.batch_size
+    require(
+        not algorithm.data.may_drop_rollouts,
+        f"data.collector.overflow=overwrite drops unread rollouts, but {name} trains on each env "
+        f"step, with updates_per_env_step={algorithm.updates_per_env_step:g} updates. Use "
+        "overflow: block, and raise max_staleness if the envs often wait.",
+    )
+    # The replay does not exist before training starts.
+    room = getattr(algorithm.replay, "capacity", None)
+    require(
+        room is None or room >= size,
+        f"data.replay.capacity={room} is smaller than model.batch_size={size}: the "
+        "replay could never give a minibatch of different transitions. Raise the capacity "
+        "(1,000,000 is usual), or lower batch_size.",
+    )
+    require(
+        room is None or room >= steps_of_one_sequence,
+        f"data.replay.capacity={room} has no room for one sequence of each env: "
+        f"model.sequence_length={algorithm.sequence_length} times data.num_envs="
+        f"{algorithm.data.num_envs}. Raise the capacity (1,000,000 is usual), or lower "
+        "sequence_length.",
     )
 
 

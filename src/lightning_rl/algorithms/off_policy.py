@@ -12,12 +12,18 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_random_actions, check_sequences
+from lightning_rl.algorithms.checks import (
+    check_first_update,
+    check_random_actions,
+    check_random_shift,
+    check_replayed,
+    check_sequences,
+)
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.functional import shift_pictures
-from lightning_rl.kwargs import OffPolicyAlgorithmKwargs, Unpack
+from lightning_rl.kwargs import OffPolicyAlgorithmKwargs, QAlgorithmKwargs, Unpack
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.networks.encoders import picture_keys
@@ -111,19 +117,9 @@ class OffPolicyAlgorithm(Algorithm):
         self.learning_starts = max(steps, batch_size)
         self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
         self.burn_in = burn_in
-        check_range("random_shift", random_shift, minimum=0)
-        require(
-            random_shift == 0 or not policy.evaluates_sequences,
-            f"random_shift={random_shift} shifts each picture independently, so a memory would "
-            "see jumps between steps. Remove random_shift or the memory.",
-        )
         self.random_shift = random_shift
         self._pictures = picture_keys(policy.observation_space)
-        require(
-            random_shift == 0 or len(self._pictures) > 0,
-            f"random_shift={random_shift} shifts pictures, but there are none in the observation "
-            f"space {policy.observation_space}: remove random_shift.",
-        )
+        check_random_shift(policy, random_shift, len(self._pictures))
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
@@ -312,44 +308,11 @@ class OffPolicyAlgorithm(Algorithm):
         steps_per_action = self.data.env_steps_per_iteration // actions
         minimum = self._steps_of_one_sequence * steps_per_action * ranks.world_size()
         self.learning_starts = max(self.learning_starts, minimum)
-        longest = self.data.max_episode_actions
-        require(
-            longest is None or self.n_steps <= longest,
-            f"model.n_steps={self.n_steps} is longer than an episode: the env ends each episode "
-            f"after {longest} steps. Lower n_steps.",
-        )
-        budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
-        require(
-            self.learning_starts < budget,
-            f"The first update would come after {self.learning_starts} env steps, but the run has "
-            f"{budget} (data.total_env_steps). The update needs {self._first_update}, and a "
-            f"minibatch in the replay (model.batch_size={self.batch_size}) or, with a memory, a "
-            "sequence of each env. Lower these settings, or raise data.total_env_steps.",
-        )
+        check_first_update(self, self._first_update)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        require(
-            not self.data.may_drop_rollouts,
-            f"data.collector.overflow=overwrite drops unread rollouts, but {type(self).__name__} "
-            f"trains on each env step, with updates_per_env_step={self.updates_per_env_step:g} "
-            "updates. Use overflow: block, and raise max_staleness if the envs often wait.",
-        )
-        # The replay does not exist before training starts.
-        room = getattr(self.replay, "capacity", None)
-        require(
-            room is None or room >= self.batch_size,
-            f"data.replay.capacity={room} is smaller than model.batch_size={self.batch_size}: the "
-            "replay could never give a minibatch of different transitions. Raise the capacity "
-            "(1,000,000 is usual), or lower batch_size.",
-        )
-        require(
-            room is None or room >= self._steps_of_one_sequence,
-            f"data.replay.capacity={room} has no room for one sequence of each env: "
-            f"model.sequence_length={self.sequence_length} times data.num_envs="
-            f"{self.data.num_envs}. Raise the capacity (1,000,000 is usual), or lower "
-            "sequence_length.",
-        )
+        check_replayed(self, self._steps_of_one_sequence)
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -407,7 +370,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         critic_learning_rate: float | None = None,
         policy_delay: int = 1,
         normalize_reward: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[QAlgorithmKwargs],
     ) -> None:
         check_q_policy(type(self).__name__, policy, self.policy_kind)
         super().__init__(policy, **kwargs)

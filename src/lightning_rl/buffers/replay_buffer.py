@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class ReplayBuffer(Replay):
         # Samples are gathered where the ring is; only minibatches move to the learner.
         self._generator = torch.Generator(self.ring.device).manual_seed(seed)
         self._sequences = SequenceSampler(self.ring, self._generator, self.device)
-        self._files = RingFiles(self.ring)
+        self._files = RingFiles(self.ring, self._generator)
         self._offsets: Tensor | None = None  # rows that can be sampled, if there is padding
 
     def __len__(self) -> int:
@@ -260,18 +259,10 @@ class ReplayBuffer(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        return self._files.state_dict(folder) | {"generator": self._generator.get_state()}
+        return self._files.state_dict(folder)
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         self._files.load_state_dict(state, folder)
-        try:
-            self._generator.set_state(state["generator"].cpu())
-        except RuntimeError:
-            rank_zero_warn(
-                "The checkpoint's replay sampled on another device than this replay, "
-                f"{self.ring.device}: its random stream starts fresh, and the resumed run will "
-                "differ from an uninterrupted one."
-            )
 
 
 def _cut(values: Tensor, size: int) -> Sequence[Tensor]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
@@ -30,10 +31,15 @@ The limits are SMALL_PART_BYTES and a MOST_PARTS-th of the ring.
 
 
 class RingFiles:
-    """The files of a ring: each checkpoint writes the steps that no file of its folder holds."""
+    """The files of a ring: each checkpoint writes the steps that no file of its folder holds.
 
-    def __init__(self, ring: TransitionRing) -> None:
-        self._ring = ring
+    Args:
+        ring: the stored transitions.
+        generator: draws the samples; its state is saved, too.
+    """
+
+    def __init__(self, ring: TransitionRing, generator: torch.Generator) -> None:
+        self._ring, self._generator = ring, generator
         self._logs: dict[Path, ReplayLog] = {}
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
@@ -48,6 +54,7 @@ class RingFiles:
             # The next observation of the newest step lies in a slot that no file holds.
             "following": {n: ring.by_slot[n][next_slot].cpu().clone() for n in observations},
             "files": self._save(folder.absolute()),
+            "generator": self._generator.get_state(),
         }
 
     def _save(self, folder: Path) -> list[str]:
@@ -113,11 +120,22 @@ class RingFiles:
                 log.parts.append(part._replace(size=size))
                 log.finals_begin, log.finals_end = log.finals_end, ring.final_observations.end
         self._find_last_break()
+        self._restore_generator(state["generator"])
         if parts:
             following, next_slot = state["following"], end % (ring.slots + 1)
             for name, (shape, dtype) in ring.observation.items():
                 _check("the checkpoint", name, following, (ring.num_envs, *shape), dtype)
                 ring.by_slot[name][next_slot].copy_(following[name])
+
+    def _restore_generator(self, state: Tensor) -> None:
+        try:
+            self._generator.set_state(state.cpu())
+        except RuntimeError:
+            rank_zero_warn(
+                "The checkpoint's replay sampled on another device than this replay, "
+                f"{self._ring.device}: its random stream starts fresh, and the resumed run will "
+                "differ from an uninterrupted one."
+            )
 
     def _find_last_break(self) -> None:
         ring = self._ring

@@ -1,7 +1,6 @@
 """Parts of algorithms: objectives, checks, replays, processes."""
 
 from lightning_rl.algorithms.action_parts import weigh_parts as weigh_parts
-from lightning_rl.algorithms.off_policy import QAlgorithm as QAlgorithm
 from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
 from lightning_rl.buffers.base import WriterError as WriterError

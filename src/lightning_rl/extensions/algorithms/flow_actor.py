@@ -83,30 +83,35 @@ class FlowActorCritic(QActorCritic):
             **kwargs,
         )
         self.chunk_size, self.flow_steps, self.num_samples = chunk_size, flow_steps, num_samples
-        self.q_reduction = q_reduction
-        self.action_shape = single.shape
-        inputs = self.features_size + units.size
-        networks: Any = {
-            "activation": activation,
-            "normalization": kwargs.get("actor_normalization", "none"),
-            "network": self._network,
-            "initialization": self._initialization,
-        }
-        self.flow = mlp(inputs + 1, hidden_sizes, units.size, **networks)
-        self.actor = nn.Sequential()  # best of n: no one-step actor
-        if num_samples is None:
-            self.actor = mlp(inputs, hidden_sizes, units.size, **networks)
-        elif num_samples > 1:
-            require(
-                self.critic_keys == self.actor_keys,
-                f"With num_samples={num_samples} the critics choose the best sample in acting, but "
-                f"they read other keys than the actor: critic_keys={self.critic_keys}, actor_keys="
-                f"{self.actor_keys}. Set the same keys, or num_samples: null with FQL.",
-            )
-            self.critic_modules = ()  # acting needs the critics
+        self.q_reduction, self.action_shape = q_reduction, single.shape
+        self._add_networks(hidden_sizes, kwargs.get("actor_normalization", "none"))
         self.noise_size = (num_samples or 1) * units.size
         fixed = torch.randn(self.noise_size, generator=torch.Generator().manual_seed(0))
         self.register_buffer("fixed_noise", fixed, persistent=False)
+
+    def _add_networks(self, hidden_sizes: Sequence[int], normalization: Any) -> None:
+        """Make the flow, and the one-step actor instead of the constructor's actor."""
+        size = self.distribution.size
+        inputs = self.features_size + size
+        settings: Any = {
+            "activation": self._activation,
+            "normalization": normalization,
+            "network": self._network,
+            "initialization": self._initialization,
+        }
+        self.flow = mlp(inputs + 1, hidden_sizes, size, **settings)
+        if self.num_samples is None:
+            self.actor = mlp(inputs, hidden_sizes, size, **settings)
+            return
+        self.actor = nn.Sequential()  # the best of n samples acts
+        if self.num_samples > 1:
+            require(
+                self.critic_keys == self.actor_keys,
+                f"With num_samples={self.num_samples} the critics choose the best sample in "
+                f"acting, but they read other keys than the actor: critic_keys={self.critic_keys}, "
+                f"actor_keys={self.actor_keys}. Set the same keys, or num_samples: null with FQL.",
+            )
+            self.critic_modules = ()  # acting needs the critics
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

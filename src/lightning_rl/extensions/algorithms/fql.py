@@ -9,9 +9,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import QActorCritic
+from lightning_rl import QActorCritic, QAlgorithm
 from lightning_rl.extend import ranks
-from lightning_rl.extend.algorithms import Objective, QAlgorithm
+from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.algorithms.flow_actor import FlowActorCritic
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
