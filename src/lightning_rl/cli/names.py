@@ -20,7 +20,7 @@ ELSEWHERE = {
 }
 """Trainer settings that the command line sets itself, and what to do instead."""
 
-MOST_NAMES = 20
+MOST_NAMES = 24
 """Most classes that a message lists; for larger families a message names close matches only."""
 
 LEAST_FOREIGN = 3
