@@ -264,6 +264,19 @@ def test_a_thread_computes_chunks_that_continue_the_old_one_after_the_measured_d
     assert ahead.waited == 0
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_it_acts_in_inference_mode_in_which_lightning_validates(deterministic):
+    policy = make_policy()
+    with torch.no_grad():
+        td = after_a_chunk(policy)
+        noise = policy.draw_noise((16,))
+        expected = policy(td.clone().set("action_noise", noise), deterministic)["next_state"]
+    with torch.inference_mode():
+        td = td.clone().set("action_noise", noise.clone())
+        assert torch.equal(policy(td, deterministic)["next_state"], expected)
+        assert torch.is_inference_mode_enabled()
+
+
 def test_what_a_person_did_is_not_continued():
     policy = make_policy()
     actor, td = RealTimeActor(policy, 3), observed(1)

@@ -34,6 +34,7 @@ from lightning_rl.extensions.vla.real_time import (
     continuation,
     given_prefix,
     of_executed,
+    outside_inference_mode,
 )
 from lightning_rl.extensions.vla.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.extensions.vla.tiny import TinyVLA
@@ -123,14 +124,17 @@ class ChunkPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
-        features = self.features(td)
         # Log-probs need more digits than bfloat16 has, also under autocast.
-        with in_float32(features.slots):
-            noise = noise_for(self, td, deterministic, generator)
-            if self.real_time is None:
-                sample = self.head.sample(features, noise)
-            else:
-                sample = self._sample_in_real_time(self.real_time, features, noise)
+        if self.real_time is None:
+            features = self.features(td)
+            with in_float32(features.slots):
+                sample = self.head.sample(features, noise_for(self, td, deterministic, generator))
+        else:
+            with outside_inference_mode():
+                features = self.features(td)
+                noise = noise_for(self, td, deterministic, generator)
+                with in_float32(features.slots):
+                    sample = self._sample_in_real_time(self.real_time, features, noise)
         # In place, because `td` may be a view of a slot of the rollout.
         for key, value in sample.items():
             td.set(key, value, inplace=True)

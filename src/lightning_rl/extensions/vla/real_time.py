@@ -1,8 +1,8 @@
 """Real-time chunks: a chunk continues the chunk that executes while the policy computes it."""
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -196,7 +196,8 @@ def pull(
         mask: [B, ...], weights; 0 leaves a number free.
     """
     trains = torch.is_grad_enabled()
-    x = x if x.requires_grad else x.detach().requires_grad_()
+    # A copy, because noise that was drawn in inference mode takes no gradients.
+    x = x if x.requires_grad else x.detach().clone().requires_grad_()
     # Only the plain attention kernel has a second derivative.
     kernels = sdpa_kernel(SDPBackend.MATH) if trains else nullcontext()
     with kernels, torch.enable_grad():
@@ -204,6 +205,17 @@ def pull(
         error = mask * (target - clean)
         (correction,) = torch.autograd.grad(clean, x, error, create_graph=trains)
     return (output, correction) if trains else (output.detach(), correction)
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave `torch.inference_mode`, whose tensors take no gradients; keep the gradient mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    # Off, it would turn gradients on.
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def of_executed(parts: Tensor, start: Tensor, stop: Tensor, steps: int) -> Tensor:
