@@ -56,13 +56,21 @@ ENVIRONMENTS = {
             "python scripts/robot_envs.py",
         ),
     ),
-    "lerobot": Environment("3.12", ("lerobot==0.6.1", "transformers", "diffusers", "peft"), ()),
+    "lerobot": Environment(
+        "3.12",
+        (
+            *("lerobot[pusht]==0.6.1", "transformers", "diffusers", "peft"),
+            *("-e", ".[export]", "-e", "plugins/lerobot_policy_lightning_rl"),
+        ),
+        (),
+    ),
     "with-lerobot": Environment(
         "",
         (),
         (
             "python scripts/lerobot_arm.py {lerobot}",
             "python scripts/lerobot_policies.py --python {lerobot}",
+            "python scripts/lerobot_plugin.py --python {lerobot}",
             "python scripts/lerobot_roundtrip.py",
         ),
     ),
