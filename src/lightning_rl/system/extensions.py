@@ -62,6 +62,10 @@ SUBCOMMANDS = {
         "lightning_rl.extensions.recap.command.recap",
         "in rounds:  rl-cli recap --config recap_doors.yaml --run_dir doors",
     ),
+    "transfer": Subcommand(
+        "lightning_rl.extensions.transfer.command.transfer",
+        "why it falls here:   rl-cli transfer policy.onnx --layout g1.yaml --env LeggedRobot",
+    ),
     "collect": Subcommand(
         "lightning_rl.extensions.remote.command.collect",
         "for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot",

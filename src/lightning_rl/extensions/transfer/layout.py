@@ -22,6 +22,9 @@ IN_METADATA = {
 }
 """Settings of a layout by their names in metadata."""
 
+PER_JOINT = ("default_position", "stiffness", "damping", "action_scale")
+"""Settings with a number for each joint."""
+
 TOLERANCE = 1e-4
 """Relative difference of two numbers that count as equal."""
 
@@ -34,11 +37,13 @@ class LayoutTerm:
         scale: factor of the env's numbers.
         joints: the numbers belong to the joints, in their order.
         history: last values in the observation, oldest first.
+        newest_first: the newest value of a history is first.
     """
 
     scale: float = 1.0
     joints: bool = False
     history: int = 1
+    newest_first: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +60,7 @@ class PolicyLayout:
         height: m, of the robot's base when it stands.
         phases: rad, clocks at the start of an episode, for terms `sin_phase` and `cos_phase`.
         phase_period: seconds per turn of the clocks.
+        signs: -1 for each joint that the policy has with the opposite direction.
     """
 
     observation: dict[str, LayoutTerm]
@@ -66,11 +72,16 @@ class PolicyLayout:
     height: float
     phases: tuple[float, ...] = ()
     phase_period: float = 1.0
+    signs: dict[str, float] | None = None
 
     @property
     def joints(self) -> list[str]:
         """Names of the joints, in the order of the policy's action."""
         return list(self.default_position)
+
+    def sign(self, joint: str) -> float:
+        """Return -1 for a joint that the policy has with the opposite direction, otherwise 1."""
+        return (self.signs or {}).get(joint, 1.0)
 
 
 def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> PolicyLayout:
@@ -105,7 +116,7 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
         require(
             value is not dataclasses.MISSING, f"{path} has no {name}, nor has the policy's file."
         )
-        if name in ("default_position", "stiffness", "damping", "action_scale"):
+        if name in PER_JOINT:
             value = by_name(f"{path}: {name}", value, joints)
             for joint, number in value.items():
                 _check_number(f"{path}: {name} of {joint}", number)
@@ -156,13 +167,20 @@ def _check_number(place: str, value: Any) -> None:
     require(isinstance(value, int | float), f"{place} must be a number, got {value!r}.")
 
 
+def equal(value: Any, other: Any) -> bool:
+    """Return whether numbers, of joints or alone, are equal but for rounding."""
+    if isinstance(value, Mapping):
+        return all(equal(number, other[name]) for name, number in value.items())
+    return abs(value - other) <= TOLERANCE * max(abs(value), abs(other))  # type: ignore[no-any-return]  # bool
+
+
 def _check_equal(place: str, value: Any, from_file: Any, joints: list[str]) -> None:
     value = value if isinstance(value, Mapping) else {"": value}
     from_file = from_file if isinstance(from_file, Mapping) else dict.fromkeys(value, from_file)
     for name, number in value.items():
         file_number = from_file.get(name, number)
         require(
-            abs(number - file_number) <= TOLERANCE * max(abs(number), abs(file_number)),
+            equal(number, file_number),
             f"{place}{f' of {name}' if name else ''} is {number}, but the policy's file says "
             f"{file_number}: leave the setting out, or correct it.",
         )

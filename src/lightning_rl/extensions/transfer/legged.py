@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.extend.envs import import_mujoco
@@ -38,9 +39,6 @@ LYING = 0.5
 
 ON_ITS_SIDE = -0.3
 """z of gravity's direction in the frame of the base, above which a robot has fallen."""
-
-DEFAULT_COMMANDS = ((-1.0, 1.0), (-0.5, 0.5), (-1.0, 1.0))
-"""Ranges of the commands: m/s forwards, m/s to the left, rad/s to the left."""
 
 
 def linear_command(env: EnvView) -> Tensor:
@@ -105,6 +103,7 @@ class LeggedRobot(MujocoEnv):
         integrator: of MuJoCo. `implicitfast` takes the servos' damping into account; `euler` needs
             steps of 1 ms for light joints.
         action_clip: largest action.
+        delay: control steps from an action to its effect.
         observations: see `ManagedEnv`. Default: one group, `policy`, of the layout's terms.
         max_episode_steps: time limit.
         kwargs: see `MujocoEnv`.
@@ -128,13 +127,7 @@ class LeggedRobot(MujocoEnv):
         "fallen": Termination(fallen, ends="fail"),
     }
     default_events: ClassVar[Mapping[str, Event]] = {
-        "command": Event(
-            random_command,
-            {"ranges": DEFAULT_COMMANDS},
-            mode="interval",
-            every_s=(10.0, 10.0),
-            at_reset=True,
-        ),
+        "command": Event(random_command, mode="interval", every_s=(10.0, 10.0), at_reset=True),
     }
 
     def __init__(
@@ -145,12 +138,14 @@ class LeggedRobot(MujocoEnv):
         timestep: float = 0.005,
         integrator: Literal["implicitfast", "euler"] = "implicitfast",
         action_clip: float = 10.0,
+        delay: int = 0,
         observations: dict[str, dict[str, Observation]] | None = None,
         max_episode_steps: int = 1000,
         **kwargs: Unpack[LeggedRobotKwargs],
     ) -> None:
         described = read_layout(layout)
         check_range("timestep", timestep, above=0)
+        check_range("delay", delay, minimum=0)
         substeps = round(described.control_period / timestep)
         require(
             math.isclose(substeps * timestep, described.control_period, rel_tol=1e-6),
@@ -162,17 +157,31 @@ class LeggedRobot(MujocoEnv):
         kinds = import_mujoco().mjtIntegrator
         implicit = integrator == "implicitfast"
         spec.option.integrator = kinds.mjINT_IMPLICITFAST if implicit else kinds.mjINT_EULER
-        self.standing_height = described.height
+        self.standing_height, self.delay = described.height, delay
         super().__init__(
             num_envs,
             spec,
             substeps=substeps,
             actions={"joints": Position(described.action_scale, clip=action_clip)},
-            entries={"command": [0.0, 0.0, 0.0]},
+            entries={
+                "command": [0.0, 0.0, 0.0],
+                "waiting": [0.0] * delay * len(described.joints),
+            },
             observations=observations or {"policy": terms_of(described)},
             max_episode_steps=max_episode_steps,
             **kwargs,
         )
+
+    def simulate(self, env: EnvView) -> TensorDict:
+        if self.delay == 0:
+            return super().simulate(env)
+        latest, size = env.action, env.action.shape[1]
+        actions = torch.cat((env.state["waiting"], latest), 1)
+        env.action, waiting = actions.split((size, actions.shape[1] - size), 1)
+        moved = super().simulate(env)
+        env.action = moved["action"] = latest
+        moved["waiting"] = waiting
+        return moved
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
         return velocity_errors(env)

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -56,6 +55,7 @@ class OnnxPolicy(Policy):
     columns: Tensor
     scales: Tensor
     order: Tensor
+    signs: Tensor
     file_digest: Tensor
 
     def __init__(
@@ -84,10 +84,12 @@ class OnnxPolicy(Policy):
         )
         env_joints = names_of(action_space) or self.layout.joints
         order = [self.layout.joints.index(name) for name in env_joints]
+        signs = [self.layout.sign(name) for name in env_joints]
         digest = np.frombuffer(hashlib.sha256(self.graph.content).digest(), np.uint8)
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
         self.register_buffer("scales", torch.tensor(scales), persistent=False)
         self.register_buffer("order", torch.tensor(order), persistent=False)
+        self.register_buffer("signs", torch.tensor(signs), persistent=False)
         # In checkpoints, so that another file under the same path is noticed.
         self.register_buffer("file_digest", torch.tensor(digest))
         self.register_load_state_dict_pre_hook(_check_digest)
@@ -115,7 +117,7 @@ class OnnxPolicy(Policy):
         observation = td["observation"] if self.key is None else td["observation", self.key]
         vector = observation[:, self.columns] * self.scales
         action = _run_graph(vector.float(), self.graph.number, len(self.layout.joints))
-        td.set("action", action[:, self.order])
+        td.set("action", action[:, self.order] * self.signs)
         td.set("sample_log_prob", vector.new_zeros(len(vector)))
         return td
 
@@ -272,7 +274,7 @@ def input_columns(
         f"The joints of the layout are {', '.join(layout.joints)}, the actions of the env "
         f"{', '.join(env_joints)}.",
     )
-    order = [list(env_joints).index(joint) for joint in layout.joints]
+    joints = [list(env_joints).index(joint) for joint in layout.joints]
     columns: list[int] = []
     scales: list[float] = []
     for name, term in layout.observation.items():
@@ -280,18 +282,20 @@ def input_columns(
             name in by_term,
             f"The layout reads the term {name}; the env has {', '.join(by_term)}.",
         )
-        indices: Sequence[int] = by_term[name]
+        indices = by_term[name]
+        order, signs = list(range(len(indices) // term.history)), [1.0] * len(indices)
         if term.joints:
             require(
-                len(indices) == len(order) * term.history,
+                len(indices) == len(joints) * term.history,
                 f"The term {name} of the env has {len(indices)} numbers; its joints with the "
-                f"layout's history of {term.history} are {len(order) * term.history}.",
+                f"layout's history of {term.history} are {len(joints) * term.history}.",
             )
-            # Values of a history follow each other, oldest first.
-            frames = range(0, len(indices), len(order))
-            indices = [indices[frame + joint] for frame in frames for joint in order]
-        columns += indices
-        scales += [term.scale] * len(indices)
+            order = joints
+            signs = [layout.sign(joint) for joint in layout.joints] * term.history
+        # Values of a history follow each other, in the env oldest first.
+        frames = range(0, len(indices), len(order))[:: -1 if term.newest_first else 1]
+        columns += [indices[frame + number] for frame in frames for number in order]
+        scales += [term.scale * sign for sign in signs]
     return columns, scales
 
 

@@ -1,0 +1,200 @@
+"""List what may differ between a policy's training and an env: each candidate changes one thing."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from lightning_rl.extensions.transfer.layout import PER_JOINT, LayoutTerm, PolicyLayout, equal
+
+FACTORS = (0.05, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0, 20.0, -1.0)
+"""Tried factors of the scale of a term."""
+
+SHIFTS = (-0.3, -0.15, 0.15, 0.3)
+"""rad: tried shifts of default positions."""
+
+FRICTIONS = (0.3, 1.0)
+"""Tried coefficients of sliding friction."""
+
+MOST_DELAY = 5
+"""Most control steps of a tried delay."""
+
+LEGGED_GYM = "base_lin_vel base_ang_vel projected_gravity command_lin_vel command_ang_vel dof_pos"
+"""Order of terms in legged_gym and Isaac Lab; the others follow."""
+
+SIDES = {"left": "right", "l": "r", "fl": "fr", "rl": "rr", "hl": "hr"}
+"""Words in the names of joints on the left, and those of their partners."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the numbers of a policy mean in an env, and the physics of the env.
+
+    Attributes:
+        layout: the policy's terms and joints, with the positions, gains and period of the env.
+        delay: control steps from an action to its effect.
+        mass: factor of all masses and inertias.
+        friction: sliding friction of all contacts. Default: the model's.
+        frames: by term, the frame into which its vectors are rotated: `base` or `world`.
+    """
+
+    layout: PolicyLayout
+    delay: int = 0
+    mass: float = 1.0
+    friction: float | None = None
+    frames: Mapping[str, str] = field(default_factory=dict)
+
+
+Candidates = Iterator[tuple[str, Setup]]
+"""Setups with one change, and its name. Candidates that differ by a number share a name."""
+
+
+def candidates(
+    base: Setup, policy: PolicyLayout, orders: Mapping[str, Sequence[str]]
+) -> Candidates:
+    """Yield all candidates but those of `physics`.
+
+    Args:
+        base: the env and the layout as they are.
+        policy: layout of the policy, which the env may contradict.
+        orders: orders of the joints by name, such as the model's.
+    """
+    yield from contradictions(base, policy)
+    yield from orders_of_joints(base, orders)
+    yield from orders_of_terms(base)
+    yield from meanings_of_terms(base)
+    yield from positions_and_signs(base)
+
+
+def with_layout(base: Setup, **changes: Any) -> Setup:
+    """Return a setup with other settings of the layout."""
+    return replace(base, layout=replace(base.layout, **changes))
+
+
+def contradictions(base: Setup, policy: PolicyLayout) -> Candidates:
+    """Yield the settings of the policy's layout that the env contradicts."""
+    for name in (*PER_JOINT, "control_period"):
+        value = getattr(policy, name)
+        if not equal(value, getattr(base.layout, name)):
+            yield f"{name} as in the policy's layout", with_layout(base, **{name: value})
+
+
+def orders_of_joints(base: Setup, orders: Mapping[str, Sequence[str]]) -> Candidates:
+    """Yield known orders of the joints, left for right, and each two joints exchanged."""
+    positions = base.layout.default_position
+    joints = list(positions)
+    tried = {f"order of joints as {name}": list(order) for name, order in orders.items()}
+    tried["joints sorted by name"] = sorted(joints)
+    tried["left and right exchanged"] = [mirrored(joint, joints) for joint in joints]
+    for pair in combinations(joints, 2):
+        tried[" and ".join(pair) + " exchanged"] = _exchanged(joints, *pair)
+    for name, order in tried.items():
+        if order != joints:
+            yield name, with_layout(base, default_position={j: positions[j] for j in order})
+
+
+def orders_of_terms(base: Setup) -> Candidates:
+    """Yield known orders of the terms, each two exchanged, and each one moved."""
+    terms = list(base.layout.observation)
+    known = [term for term in LEGGED_GYM.split() if term in terms]
+    tried = {
+        "terms sorted by name": sorted(terms),
+        "terms in the order of legged_gym": known + [term for term in terms if term not in known],
+    }
+    for pair in combinations(terms, 2):
+        tried[" and ".join(pair) + " exchanged"] = _exchanged(terms, *pair)
+    for term in terms:
+        others = [other for other in terms if other != term]
+        for place in range(len(terms)):
+            tried[f"{term} at place {place}"] = [*others[:place], term, *others[place:]]
+    for name, order in tried.items():
+        if order != terms:
+            yield (
+                name,
+                with_layout(base, observation={t: base.layout.observation[t] for t in order}),
+            )
+
+
+def meanings_of_terms(base: Setup) -> Candidates:
+    """Yield other scales, histories and frames of each term."""
+    for name, term in base.layout.observation.items():
+        tried = [replace(term, scale=term.scale * factor) for factor in FACTORS]
+        tried += [replace(term, newest_first=not term.newest_first)] * (term.history > 1)
+        for other in tried:
+            kind = f"{'scale' if other.scale != term.scale else 'history'} of {name}"
+            yield kind, with_layout(base, observation=base.layout.observation | {name: other})
+        for frame in ("base", "world"):
+            yield f"frame of {name}", replace(base, frames={name: frame})
+
+
+def positions_and_signs(base: Setup) -> Candidates:
+    """Yield a shift or another direction of each joint, and of each pair of left and right."""
+    positions, joints, signs = base.layout.default_position, base.layout.joints, base.layout.signs
+    pairs = [
+        (joint, mirrored(joint, joints)) for joint in joints if joint < mirrored(joint, joints)
+    ]
+    for group in (*((joint,) for joint in joints), *pairs):
+        names = " and ".join(group)
+        turned = {joint: -base.layout.sign(joint) for joint in group}
+        yield f"direction of {names}", with_layout(base, signs=(signs or {}) | turned)
+        for shift in SHIFTS:
+            shifted = positions | {joint: positions[joint] + shift for joint in group}
+            yield f"default_position of {names}", with_layout(base, default_position=shifted)
+
+
+def physics(base: Setup) -> Candidates:
+    """Yield other gains, action scales, periods, masses, frictions and delays."""
+    for factor in (0.5, 2.0):
+        scaled = {
+            name: {joint: factor * value for joint, value in getattr(base.layout, name).items()}
+            for name in ("stiffness", "damping", "action_scale")
+        }
+        for name, value in scaled.items():
+            yield name, with_layout(base, **{name: value})
+        del scaled["action_scale"]
+        yield "gains", with_layout(base, **scaled)
+        period = factor * base.layout.control_period
+        yield "control_period", with_layout(base, control_period=period)
+        yield "mass", replace(base, mass=factor)
+    for friction in FRICTIONS:
+        yield "friction", replace(base, friction=friction)
+    for delay in range(MOST_DELAY + 1):
+        if delay != base.delay:
+            yield "delay", replace(base, delay=delay)
+
+
+def mirrored(name: str, joints: Sequence[str]) -> str:
+    """Return the joint on the other side, or the joint itself if there is none."""
+    partners = {}
+    for pair in (*SIDES.items(), *((right, left) for left, right in SIDES.items())):
+        for case in (str.lower, str.upper, str.capitalize):
+            partners[case(pair[0])] = case(pair[1])
+    other = re.sub("[A-Za-z]+", lambda word: partners.get(word[0], word[0]), name)
+    return other if other in joints else name
+
+
+def _exchanged(names: Sequence[str], first: str, second: str) -> list[str]:
+    swap = {first: second, second: first}
+    return [swap.get(name, name) for name in names]
+
+
+def cure(base: Setup, setup: Setup) -> str:
+    """Return YAML of the settings by which a setup differs from `base`."""
+    old, new = ({**vars(each), **vars(each.layout)} for each in (base, setup))
+    changes = {}
+    for name in new.keys() - {"layout"}:
+        before, after = old[name] or {}, new[name]
+        if isinstance(after, dict) and (list(after) == list(before) or {*after} != {*before}):
+            after = {key: value for key, value in after.items() if value != before.get(key)}
+            before = {}
+        # An order needs all entries.
+        if after != before or (isinstance(after, dict) and list(after) != list(before)):
+            changes[name] = after
+    text = json.dumps(changes, default=_settings)[1:-1].replace('"', "")
+    return re.sub(r"\d+\.\d{5,}", lambda number: f"{float(number[0]):.4g}", text)
+
+
+def _settings(term: LayoutTerm) -> dict[str, Any]:
+    return {key: value for key, value in vars(term).items() if value != getattr(LayoutTerm, key)}

@@ -1,0 +1,98 @@
+"""Run `rl-cli transfer`: say which difference of an env makes a policy fall."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from lightning_rl import Policy
+from lightning_rl.extend.checkpoints import load_trained
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_classes
+from lightning_rl.extend.envs import EnvFactory, make_env
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded, tell, write_atomically
+from lightning_rl.extensions.transfer.candidates import Setup, cure
+from lightning_rl.extensions.transfer.onnx_policy import OnnxPolicy
+from lightning_rl.extensions.transfer.trial import Finding, Trial
+
+OPTIONS = {
+    "ckpt_path": Option(
+        str, NEEDED, "an ONNX file, a checkpoint, a run directory, or last or best"
+    ),
+    "layout": Option(str, None, "layout of an ONNX file"),
+    "key": Option(str, None, "key of a Dict observation that an ONNX file reads"),
+    "data.env": Option(EnvFactory, None, "the env, also --env. Default: that of the run"),
+    "plot": Option(str, "transfer.svg", "file of the plot"),
+    **Option.of_checkpoint("ckpt_path"),
+}
+DESCRIPTION = "Change one difference at a time between the env and what a policy expects."
+
+HEADER = f"{'reward':>7} {'upright':>9} {'error':>9}   change"
+WIDTH, BAR = 900, 24
+"""Pixels: width of the plot, height of a bar."""
+
+
+def transfer(options: Sequence[str], command_line: CommandLine) -> None:
+    """Print and plot the effect of each change."""
+    if options and not options[0].startswith("-"):
+        options = ["--ckpt_path", *options]
+    options = [f"--data.{o[2:]}" if o.startswith("--env") else o for o in options]
+    trusted = CommandLine.is_trusted(options)
+    with nullcontext() if trusted else CommandLine.only_allowed_imports(options):
+        settings = parse_classes("transfer", DESCRIPTION, OPTIONS, options)
+        policy, make = _policy_and_env(settings)
+        trial = Trial(policy, make)
+        findings = trial.explain()
+    tell(table(findings, trial.base))
+    picture = plot(findings, trial.base).encode()
+    write_atomically(expanded(settings.plot), lambda file: file.write(picture))
+    tell(f"Plot: {settings.plot}")
+
+
+def _policy_and_env(settings: Any) -> tuple[Policy, Callable[[int], Any]]:
+    factory = settings.data.env
+    if settings.ckpt_path.endswith(".onnx"):
+        require(
+            settings.layout is not None and factory is not None,
+            f"transfer needs the --layout and the --env of {settings.ckpt_path}.",
+        )
+        env = make_env(factory, 1, "data.env")
+        spaces = env.single_observation_space, env.single_action_space
+        env.close()
+        policy: Policy = OnnxPolicy(
+            *spaces, path=settings.ckpt_path, layout=settings.layout, key=settings.key
+        )
+    else:
+        trained = load_trained(
+            settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
+        )
+        policy = trained.policy
+        factory = factory or trained.run.env_factory(EnvFactory)
+    return policy, lambda num_envs: make_env(factory, num_envs, "data.env")
+
+
+def table(findings: Sequence[Finding], base: Setup) -> str:
+    """Return a line for each change: reward and seconds of an episode, velocity error in m/s."""
+    lines = [
+        f"{finding.reward:7.2f} {finding.seconds:7.2f} s {finding.velocity_error:5.2f} m/s   "
+        f"{finding.kind}   {textwrap.shorten(cure(base, finding.setup), 60)}"
+        for finding in findings
+    ]
+    best = findings[0].setup
+    end = "No change helps." if best is base else f"Cure: {cure(base, best)}"
+    return "\n".join([HEADER, *lines, end])
+
+
+def plot(findings: Sequence[Finding], base: Setup) -> str:
+    """Return an SVG picture of the scores, the unchanged setup in grey."""
+    largest = max(finding.score for finding in findings) or 1.0
+    bars = [
+        f'<rect y="{BAR * i}" width="{max(0.0, 400 * finding.score / largest):.0f}" '
+        f'height="{BAR - 4}" fill="{"#999" if finding.setup is base else "#4a90d9"}"/>'
+        f'<text x="410" y="{BAR * i + 15}">{finding.kind}</text>'
+        for i, finding in enumerate(findings)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{BAR * len(bars)}" '
+        f'font-family="sans-serif" font-size="13">{"".join(bars)}</svg>'
+    )

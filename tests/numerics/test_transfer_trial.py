@@ -1,0 +1,189 @@
+"""A trial of a changed setup is an env with that change; the changes that help are found and named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lightning_rl import LeggedRobot
+from lightning_rl.cli.app import run
+from lightning_rl.extensions.managers.term import Observation
+from lightning_rl.extensions.transfer import trial
+from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, mirrored, physics
+from lightning_rl.extensions.transfer.layout import read_layout
+from lightning_rl.extensions.transfer.legged import terms_of
+from tests.messages import assert_names
+from tests.numerics.test_transfer import (  # noqa: F401  # a fixture
+    DATA,
+    ENV,
+    LAYOUT,
+    ONNX,
+    files,
+    policy,
+    robot,
+    train,
+)
+
+
+def world_gravity(env):
+    return torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3)
+
+
+FAULTS = {
+    "joints": ("{right_hip: -0.2, left_hip: 0.1}", "{left_hip: 0.1, right_hip: -0.2}", "exchanged"),
+    "scale": ("base_ang_vel: {scale: 0.25}", "base_ang_vel: {scale: 1.0}", "scale of base_ang_vel"),
+    "terms": (
+        "  projected_gravity: {}\n  dof_pos: {joints: true}",
+        "  dof_pos: {joints: true}\n  projected_gravity: {}",
+        "dof_pos and projected_gravity exchanged",
+    ),
+    "gains": ("50.0, left_hip: 40.0}\ndamping: 2.0", "25, left_hip: 20}\ndamping: 1.0", "gains"),
+    "action": (
+        "{right_hip: 0.5, left_hip: 0.25}",
+        "{right_hip: 1.0, left_hip: 0.5}",
+        "action_scale",
+    ),
+    "period": ("control_period: 0.02", "control_period: 0.01", "control_period"),
+    "sign": ("phases:", "signs: {left_hip: -1}\nphases:", "direction of left_hip"),
+    "delay": ("", "", "delay"),
+    "gravity": ("", "", "frame of projected_gravity"),
+}
+
+
+def a_trial(layout="robot.yaml", fault="", **settings):
+    if fault == "gravity":
+        terms = terms_of(read_layout(layout)) | {"projected_gravity": Observation(world_gravity)}
+        settings["observations"] = {"policy": terms}
+    if fault == "delay":
+        settings["delay"] = 2
+
+    def make(num_envs):
+        return LeggedRobot(num_envs, model="robot.xml", layout=layout, **settings)
+
+    return trial.Trial(policy(make(1), layout=layout), make)
+
+
+def numbers(findings):
+    return [list(finding[2:]) for finding in findings]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_cured_by_the_candidate_of_its_name(files, tmp_path, fault):  # noqa: F811
+    right, wrong, kind = FAULTS[fault]
+    assert right in LAYOUT
+    (tmp_path / "wrong.yaml").write_text(LAYOUT.replace(right, wrong))
+    healthy, faulty = a_trial(), a_trial("wrong.yaml", fault)
+    expected = numbers(healthy.play([("", healthy.base)], range(3), 0.6))
+    before = numbers(faulty.play([("", faulty.base)], range(3), 0.6))
+    assert not np.allclose(before, expected, rtol=1e-3)
+    listed = [*physics(faulty.base), *candidates(faulty.base, faulty.layout, faulty.orders)]
+    tried = [pair for pair in listed if kind in pair[0]]
+    cured = faulty.play(tried, range(3), 0.6)
+    fits = [np.allclose(row, expected[0], rtol=1e-3, atol=1e-4) for row in numbers(cured)]
+    assert any(fits)
+    text = cure(faulty.base, cured[fits.index(True)].setup)
+    assert yaml.safe_load(f"{{{text}}}")
+
+
+def test_a_trial_of_the_env_as_it_is_follows_a_plain_loop(files, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(trial, "PUSH", 0.0)
+    tried = a_trial(delay=1)
+    (finding,) = tried.play([("", tried.base)], [5], 0.3)
+    env = robot(1, delay=1)
+    acting = policy(env)
+    observation, _ = env.reset(seed=[5])
+    total, lived = 0.0, 0.0
+    for _ in range(15):
+        td = trial.TensorDict({"observation": observation}, [1])
+        action = acting.get_action(td, deterministic=True)["action"]
+        observation, reward, terminated, _, _ = env.step(action)
+        if terminated.any():
+            break
+        total, lived = total + 0.02 * float(reward), lived + 0.02
+    assert finding.seconds == pytest.approx(lived)
+    assert finding.reward == pytest.approx(total, rel=1e-4)
+
+
+def test_an_action_takes_effect_after_the_delay(files):  # noqa: F811
+    late, prompt = robot(2, delay=2), robot(2)
+    late.reset(seed=3), prompt.reset(seed=3)
+    actions = torch.rand(8, 2, 2) - 0.5
+    for step in range(8):
+        late.step(actions[step])
+        prompt.step(actions[step - 2] if step >= 2 else torch.zeros(2, 2))
+        torch.testing.assert_close(late.state["qpos"], prompt.state["qpos"])
+        torch.testing.assert_close(late.state["action"], actions[step])
+
+
+def test_a_history_may_have_the_newest_value_first(files, tmp_path):  # noqa: F811
+    text = LAYOUT.replace("dof_vel: {joints: true,", "dof_vel: {joints: true, history: 2,")
+    text = text.replace("  sin_phase: {}\n", "")
+    (tmp_path / "old.yaml").write_text(text)
+    (tmp_path / "new.yaml").write_text(text.replace("history: 2", "history: 2, newest_first: true"))
+    env = LeggedRobot(1, model="robot.xml", layout="old.yaml")
+    observation, _ = env.reset(seed=0)
+    observation, *_ = env.step(torch.rand(1, 2))
+    inputs = [policy(env, layout=f"{name}.yaml") for name in ("old", "new")]
+    old, new = ((observation[:, p.columns] * p.scales)[0] for p in inputs)
+    torch.testing.assert_close(new[:4], old[[2, 3, 0, 1]])
+    assert not torch.equal(new[:4], old[:4])
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("left_hip", "right_hip"),
+        ("Right_Knee", "Left_Knee"),
+        ("FL_calf", "FR_calf"),
+        ("l_arm", "r_arm"),
+        ("waist", "waist"),
+    ],
+)
+def test_a_joint_has_a_partner_on_the_other_side(name, other):
+    assert mirrored(name, [name, other]) == other
+    assert mirrored(name, [name]) == name
+
+
+def test_physics_changes_what_it_names(files):  # noqa: F811
+    env = robot(1)
+    base = a_trial().base
+    mass, friction = env.layout.model.body_mass.copy(), env.layout.model.geom_friction.copy()
+    trial._change_physics(env, replace(base, mass=2.0, friction=0.3))
+    np.testing.assert_allclose(env.layout.model.body_mass, 2 * mass)
+    np.testing.assert_allclose(env.parameters()["body_mass"], 2 * mass, rtol=1e-6)
+    np.testing.assert_allclose(env.layout.model.geom_friction[:, 0], 0.3)
+    np.testing.assert_allclose(env.layout.model.geom_friction[:, 1:], friction[:, 1:])
+    assert Setup(base.layout) == base
+
+
+ROBOT = ["--env", "LeggedRobot", "--env.model", "robot.xml", "--env.layout", "robot.yaml"]
+
+
+def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(trial, "ROUNDS", ((1, 0.1, 5), (1, 0.1, 5)))
+    run(["transfer", "policy.onnx", "--layout", "robot.yaml", *ROBOT, "--env.delay", "2"])
+    out = capsys.readouterr().out
+    assert_names(out, "as it is", "delay", "Cure", "transfer.svg")
+    assert "as it is" in Path("transfer.svg").read_text()
+    train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+    run(["transfer", "fixed", "--plot", "other.svg"])
+    assert_names(capsys.readouterr().out, "as it is", "control_period")
+    assert Path("other.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["policy.onnx", *ROBOT], ("--layout", "policy.onnx")),
+        (["policy.onnx", "--layout", "robot.yaml"], ("--env", "policy.onnx")),
+        (["policy.onnx", "--layout", "robot.yaml", "--env", "CartPole"], ("OnnxPolicy", "names")),
+        (["--layout", "robot.yaml"], ("ckpt_path",)),
+    ],
+)
+def test_what_is_missing_is_named(files, capsys, options, names):  # noqa: F811
+    with pytest.raises(SystemExit):
+        run(["transfer", *options])
+    assert_names(capsys.readouterr().err, *names)
