@@ -24,8 +24,10 @@ ROUNDS = ((2, 1.2, 300), (3, 2.5, 20), (10, 5.0, 20))
 """Rounds of the search: episodes of each candidate, their seconds, candidates that remain."""
 
 LAST_ACTION = ("actions", "action", "last_action", "prev_actions")
+"""Names of terms of the last action."""
+
 POSITIONS = ("dof_pos", "joint_pos", "joint_offsets", "joint_pos_rel")
-"""Names of terms: the last action, and joint positions relative to the default ones."""
+"""Names of terms of joint positions relative to the default ones."""
 
 MEMORY = 16
 """Kept actions of the policy, for delays and histories."""
