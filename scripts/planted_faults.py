@@ -3,9 +3,9 @@
     pip download --no-deps holosoma-inference==0.1.3 holosoma==0.0.3
     python scripts/planted_faults.py FOLDER g1 fastsac LAYOUT [fault ...]
 
-FOLDER has both wheels unpacked, LAYOUT is as in docs/foreign_policies.md. Policies: g1 or t1, fastsac
-or ppo. Needs the extras mujoco and export. Prints a row of a table for each fault: policy, fault, place
-of the right answer, first answer, scores without and with it, CPU seconds.
+FOLDER has both wheels unpacked, LAYOUT is as in docs/foreign_policies.md. Policies: g1 or t1,
+fastsac or ppo. Needs the extras mujoco and export. Prints a row of a table for each fault: policy,
+fault, place of the right answer, first answer, scores without and with it, CPU seconds.
 """
 
 import dataclasses
