@@ -260,6 +260,32 @@ def run(seed: int, place: Path, passes: int, steps: int, delays: Sequence[int]) 
     return rows
 
 
+def cost(batch: int = 256, repeats: int = 40) -> dict[str, Any]:
+    """Return CPU ms and MB of saved activations per gradient, for each method."""
+    found: dict[str, Any] = {}
+    for method in ("skip", "guided"):
+        policy = make_policy(RealTime(HORIZON, 4, method=method))
+        td = TensorDict({"observation": CHUNKS(batch).reset(seed=0)[0]}, [batch])
+        with torch.no_grad():
+            td["state"] = policy(td.clone())["next_state"]
+            td = policy(td)
+        numbers = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal numbers
+            numbers += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
+        begun = time.process_time()
+        for _ in range(repeats):
+            policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
+        seconds = (time.process_time() - begun) / repeats
+        found[method] = {"ms": 1e3 * seconds, "MB": numbers * 4 / 2**20}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -269,8 +295,12 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=100, help="iterations of cloning")
     parser.add_argument("--steps", type=int, default=400_000, help="env steps of PPO")
     parser.add_argument("--place", type=Path, default=Path("outputs/real_time"))
+    parser.add_argument("--cost", action="store_true", help="time and memory of a gradient alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.cost:
+        print(json.dumps(cost()))
+        return
     rows = {
         seed: run(seed, args.place, args.passes, args.steps, args.delays) for seed in args.seeds
     }

@@ -1,0 +1,29 @@
+"""The scripts of real-time chunks run, with few steps."""
+
+import runpy
+from pathlib import Path
+
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def test_the_arm_never_waits_for_its_policy(tmp_path):
+    """Without limits of time, which a busy machine exceeds: `scripts/real_time_arm.py` measures them."""
+    script = runpy.run_path(str(SCRIPTS / "real_time_arm.py"))
+    measured = script["pace"](45, 0.1, tmp_path / "journal")
+    assert measured["waited"] == 0
+    assert measured["steps"] == 45
+    assert min(measured["delays"]) >= 2  # 100 ms at 30 Hz
+
+
+def test_the_expert_of_the_task_flies_around_the_disc():
+    script = runpy.run_path(str(SCRIPTS / "real_time.py"))
+    env = script["Detour"](64)
+    env.reset(seed=0)
+    running, success = torch.ones(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
+    for _ in range(env.max_episode_steps):
+        _, _, terminated, truncated, info = env.step(env.expert(env.state))
+        success |= running & info["success"]
+        running &= ~(terminated | truncated)
+    assert success.float().mean() > 0.9
