@@ -56,6 +56,11 @@ ENVIRONMENTS = {
             "python scripts/robot_envs.py",
         ),
     ),
+    "libero": Environment(
+        "3.11",
+        ("-c", "constraints-libero.txt", "-e", ".[libero]", *PYTEST),
+        ("pytest -n 0 tests/numerics/test_libero.py", "python scripts/libero_states.py"),
+    ),
     "lerobot": Environment(
         "3.12",
         (

@@ -128,6 +128,7 @@ from lightning_rl.extensions.datasets.writer import EpisodeWriter as EpisodeWrit
 from lightning_rl.extensions.fsdp.strategy import (
     FSDP2Strategy as FSDP2Strategy,
 )
+from lightning_rl.extensions.libero.env import LiberoEnv as LiberoEnv
 from lightning_rl.extensions.managers.managed_env import ManagedEnv as ManagedEnv
 from lightning_rl.extensions.managers.wrapper import TermWrapper as TermWrapper
 from lightning_rl.extensions.mujoco.env import MujocoEnv as MujocoEnv

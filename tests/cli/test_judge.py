@@ -96,6 +96,10 @@ def test_policies_with_memory_chunks_and_pictures_are_judged(finished_run, confi
     _, lines, path = judge(policy, *limit, episodes=2)
     path.with_suffix(".jsonl").unlink()
     assert judge(policy, *limit, episodes=2)[1] == lines
+    if config == "vla_flow_ppo.yaml":  # the task within its ActionChunk
+        inner = "{env: [{max_episode_steps: 3}, {max_episode_steps: 5}]}"
+        rows = judge(policy, "--tasks", inner, episodes=1)[0]["rows"]
+        assert [row["avg_length"] for row in rows.values()] == [3, 5, 4]
     assert {json.loads(line)["length"] <= 12 for line in lines} == {True}
 
 

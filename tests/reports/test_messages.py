@@ -44,7 +44,7 @@ POLICIES = (
 ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FQL, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, QC, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
-    "LeggedRobot, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
+    "LeggedRobot, LiberoEnv, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 

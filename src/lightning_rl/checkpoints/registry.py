@@ -39,7 +39,7 @@ PROBES = ["FiveDoors", "TwoDoors"]
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
-    "LeggedRobot MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
+    "LeggedRobot LiberoEnv MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
     "SuccessFramesEnv TensorSimulator TermWrapper "
     f"{' '.join(PROBES)}",
 )

@@ -20,10 +20,8 @@ from gymnasium.wrappers import TimeLimit
 from lightning_rl import GymnasiumEnv
 from lightning_rl.extend.errors import check_range, closest, import_extra, require
 
-LIMITS = {"libero_10": 520, "libero_90": 400, "libero_goal": 300}
-"""Env steps of an episode by the beginning of the suite's name; others have `SHORTEST`."""
-
-SHORTEST = 280
+LIMITS = {"libero_10": 520, "libero_90": 400, "libero_goal": 300, "": 280}
+"""Env steps of an episode by the beginning of the suite's name."""
 
 SETTLING = 10
 """Steps without motion after the start, until the objects lie still; they are not counted."""
@@ -32,6 +30,7 @@ OBJECT_NUMBERS = 14
 """Numbers of an object: position [3] and quaternion [4] in the world, and of the gripper."""
 
 ID = "Libero-v0"
+"""Gymnasium's id of a `LiberoTask`."""
 
 STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action that moves nothing, and keeps the gripper open."""
@@ -148,7 +147,7 @@ class LiberoEnv(GymnasiumEnv):
             "size": size,
             "objects": objects,
             "relative": control_mode == "relative",
-            "limit": max_episode_steps or next(iter(limits), SHORTEST),
+            "limit": max_episode_steps or limits[0],
         }
         listed_task(suite, task_id)  # refused here, and not in a process of an env
         super().__init__(num_envs, ID, settings, vectorization, wrappers)
@@ -191,34 +190,32 @@ class LiberoTask(gymnasium.Env):
         super().reset(seed=seed)
         count = len(self._listed.states)
         number = int(self.np_random.integers(count)) if seed is None else seed % count
-        if self._env is None:
-            self._env = self._make()
-        random_state = np.random.get_state()
+        simulation, random_state = self.simulation(), np.random.get_state()
         try:
             np.random.seed(number)  # LIBERO places furniture by the stream of the process
-            self._env.reset()
+            simulation.reset()
         finally:
             np.random.set_state(random_state)
-        (robot,) = self._env.robots
+        (robot,) = simulation.robots
         # All that `reset` leaves of the last episode: the command of the gripper.
         robot.gripper.current_action = np.zeros(robot.gripper.dof)
         robot.controller.use_delta = True
-        observation = self._env.set_init_state(self._listed.states[number])
+        observation = simulation.set_init_state(self._listed.states[number])
         for _ in range(SETTLING):
-            observation = self._env.step(STILL)[0]
+            observation = simulation.step(STILL)[0]
         robot.controller.use_delta = self._relative
         return self._observed(observation), {"state_number": number}
 
     def step(
         self, action: np.ndarray
     ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        observation, reward, success, _ = self._env.step(action)
+        observation, reward, success, _ = self.simulation().step(action)
         info = {"success": bool(success)}
         return self._observed(observation), float(reward), bool(success), False, info
 
     def render(self) -> np.ndarray:
         size = {"width": self._size, "height": self._size}
-        picture: np.ndarray = self._env.sim.render(camera_name=CAMERAS["image"], **size)
+        picture: np.ndarray = self.simulation().sim.render(camera_name=CAMERAS["image"], **size)
         return picture[::-1, ::-1].copy()
 
     def close(self) -> None:
@@ -226,17 +223,20 @@ class LiberoTask(gymnasium.Env):
             self._env.close()
             self._env = None
 
-    def _make(self) -> Any:
-        return _import(".envs.env_wrapper").ControlEnv(
-            bddl_file_name=str(self._listed.bddl),
-            camera_names=[CAMERAS[name] for name in self._cameras],
-            camera_heights=self._size,
-            camera_widths=self._size,
-            use_camera_obs=bool(self._cameras),
-            has_offscreen_renderer=bool(self._cameras) or self.render_mode is not None,
-            ignore_done=True,  # its own limit of 1,000 steps
-            hard_reset=False,  # a new model takes seconds, and equals the old one
-        )
+    def simulation(self) -> Any:
+        """Return LIBERO's env, a `ControlEnv`, which the first call makes."""
+        if self._env is None:
+            self._env = _import(".envs.env_wrapper").ControlEnv(
+                bddl_file_name=str(self._listed.bddl),
+                camera_names=[CAMERAS[name] for name in self._cameras],
+                camera_heights=self._size,
+                camera_widths=self._size,
+                use_camera_obs=bool(self._cameras),
+                has_offscreen_renderer=bool(self._cameras) or self.render_mode is not None,
+                ignore_done=True,  # its own limit of 1,000 steps
+                hard_reset=False,  # a new model takes seconds, and equals the old one
+            )
+        return self._env
 
     def _observed(self, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts = (

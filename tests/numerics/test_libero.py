@@ -1,0 +1,130 @@
+"""LIBERO's tasks: what they observe, and where their episodes begin. Most tests need its wheels, which hold the models."""
+
+import importlib.util
+import math
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from lightning_rl import LiberoEnv
+from lightning_rl.extensions.libero.env import LiberoTask, axis_angle, listed_task
+from tests.messages import refused
+
+HAS_WHEELS = importlib.util.find_spec("libero") is not None
+needs_wheels = pytest.mark.skipif(not HAS_WHEELS, reason="needs constraints-libero.txt")
+
+
+def turned(vector, point):
+    """Rodrigues: a point [3] after a turn about a vector [3] by its length, in rad."""
+    angle = np.linalg.norm(vector)
+    axis = vector / angle
+    along = axis * (axis @ point)
+    return along + math.cos(angle) * (point - along) + math.sin(angle) * np.cross(axis, point)
+
+
+def turned_by_quaternion(quaternion, point):
+    """The same by the product of quaternions, q p q*."""
+    xyz, w = quaternion[:3], quaternion[3]
+    return point + 2 * np.cross(xyz, np.cross(xyz, point) + w * point)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rotation_vector_turns_as_the_quaternion_does(seed):
+    generator = np.random.default_rng(seed)
+    quaternion = generator.normal(size=4)
+    quaternion /= np.linalg.norm(quaternion)
+    point = generator.normal(size=3)
+    expected = turned_by_quaternion(quaternion, point)
+    assert turned(axis_angle(quaternion), point) == pytest.approx(expected, abs=1e-12)
+
+
+def test_no_rotation_is_a_vector_of_zeros():
+    assert axis_angle(np.array([0.0, 0.0, 0.0, 1.0])).tolist() == [0, 0, 0]
+
+
+@pytest.mark.skipif(HAS_WHEELS, reason="asks what is told without constraints-libero.txt")
+def test_without_its_wheels_it_names_its_environment():
+    with refused(names=("constraints-libero.txt", ".[libero]", "LiberoEnv")):
+        LiberoEnv(1, "libero_object")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"cameras": ()}, ("cameras", "objects")),
+        ({"cameras": ("agentview",)}, ("cameras", "agentview", "image", "image2")),
+        ({"size": 0}, ("size", 0)),
+    ],
+)
+def test_settings_are_refused_by_name(settings, names):
+    with refused(names=names):
+        LiberoEnv(1, "libero_object", **settings)
+
+
+@needs_wheels
+@pytest.mark.parametrize(
+    ("suite", "task_id", "names"),
+    [
+        ("libero_objects", 0, ("libero_objects", "libero_object")),
+        ("libero_object", 10, ("task_id", 10, "libero_object", 9)),
+        ("libero_object", -1, ("task_id", -1)),
+    ],
+)
+def test_unknown_tasks_are_refused_by_name(suite, task_id, names):
+    with refused(names=names):
+        LiberoEnv(1, suite, task_id, cameras=(), objects=True)
+
+
+def settled(warm):
+    """Observe the start of seed 53, state 3 of 50, and the step after it."""
+    env = LiberoTask("libero_object", 0, cameras=(), size=64, objects=True, relative=True)
+    actions = np.random.default_rng(0).uniform(-1, 1, (20, 7)).astype(np.float32)
+    if warm:
+        env.reset(seed=7)
+        for action in actions:
+            env.step(action)
+    observation, info = env.reset(seed=53)
+    assert info == {"state_number": 3}
+    state = env.simulation().get_sim_state().tobytes()
+    for action in actions[:5]:
+        after = env.step(action)[0]
+    env.close()
+    return state, observation["environment_state"].tobytes(), after["state"].tobytes()
+
+
+@needs_wheels
+def test_two_processes_begin_alike_whatever_happened_before():
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        cold, warm = pool.map(settled, [False, True])
+    assert cold == warm
+
+
+@needs_wheels
+@pytest.mark.parametrize("task_id", range(10))
+def test_a_state_that_is_set_is_the_listed_one(task_id):
+    env = LiberoTask("libero_spatial", task_id, cameras=(), size=64, objects=True, relative=True)
+    states = listed_task("libero_spatial", task_id).states
+    simulation = env.simulation()
+    simulation.reset()
+    simulation.set_init_state(states[1])
+    assert np.abs(simulation.get_sim_state() - states[1]).max() <= 1e-9
+    env.close()
+
+
+@needs_wheels
+def test_the_env_is_stepped_as_any_other():
+    import torch
+
+    env = LiberoEnv(1, "libero_object", 1, cameras=("image2",), size=32, max_episode_steps=3)
+    assert env.max_episode_steps == 3
+    observation, _ = env.reset(seed=0)
+    assert observation["image2"].shape == (1, 32, 32, 3)
+    assert observation["state"].shape == (1, 8)
+    for _ in range(3):
+        _, reward, terminated, truncated, info = env.step(torch.zeros(1, 7))
+    assert truncated.all()
+    assert not terminated.any()
+    assert not info["success"].any()
+    assert reward.sum() == 0
+    env.close()
