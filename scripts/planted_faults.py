@@ -76,7 +76,11 @@ def faults_of(layout):
     in_turn = [mirrored(joint, joints) for joint in joints]
     gyro = layout.observation["base_ang_vel"].scale
     return {
-        "two joints exchanged": (swapped(layout, *hips[:2]), {}, (f"{hips[0]} and {hips[1]} ex",)),
+        "two joints exchanged": (
+            swapped(layout, *hips[:2]),
+            {},
+            (f"{hips[0]} and {hips[1]} ex", f"{hips[1]} and {hips[0]} ex"),
+        ),
         "left and right mirrored": (ordered(layout, in_turn), {}, ("left and right",)),
         "terms in another order": (
             {"observation": {term: layout.observation[term] for term in terms}},

@@ -10,6 +10,7 @@ import yaml
 
 from lightning_rl import LeggedRobot
 from lightning_rl.cli.app import run
+from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.term import Observation
 from lightning_rl.extensions.transfer import trial
 from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, mirrored, physics
@@ -17,9 +18,9 @@ from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
 from tests.messages import assert_names
 from tests.numerics.test_transfer import (  # noqa: F401  # a fixture
-    DATA,
-    ENV,
     LAYOUT,
+    MODEL,
+    MODEL_AND_LAYOUT,
     ONNX,
     files,
     policy,
@@ -85,7 +86,9 @@ def test_a_planted_fault_is_cured_by_the_candidate_of_its_name(files, tmp_path, 
     fits = [np.allclose(row, expected[0], rtol=1e-3, atol=1e-4) for row in numbers(cured)]
     assert any(fits)
     text = cure(faulty.base, cured[fits.index(True)].setup)
-    assert yaml.safe_load(f"{{{text}}}")
+    changes = yaml.safe_load(f"{{{text}}}")
+    assert len(changes) <= 2  # gains are two settings
+    assert None not in changes.values()
 
 
 def test_a_trial_of_the_env_as_it_is_follows_a_plain_loop(files, monkeypatch):  # noqa: F811
@@ -187,3 +190,56 @@ def test_what_is_missing_is_named(files, capsys, options, names):  # noqa: F811
     with pytest.raises(SystemExit):
         run(["transfer", *options])
     assert_names(capsys.readouterr().err, *names)
+
+
+PAIR = """
+  <contact><pair geom1="shin" geom2="floor" condim="3" friction="1 1 .005 .0001 .0001"/></contact>
+</mujoco>
+"""
+RANDOM = {"low": 2.0, "high": 2.0, "operation": "scale", "shared": True}
+FRICTION = {"term": "randomize", "params": {"name": "pair_friction"} | RANDOM, "mode": "reset"}
+MASS = {"term": "randomize", "params": {"name": "mass"} | RANDOM, "mode": "reset"}
+PUSHED = {
+    "term": "lightning_rl.extensions.mujoco.quadruped.push",
+    "params": {"speed": 0.5},
+    "mode": "interval",
+    "every_s": [0.04, 0.04],
+}
+
+
+def test_events_change_friction_of_pairs_masses_and_velocities(files, tmp_path):  # noqa: F811
+    """The feet of some robots have explicit contact pairs, whose friction is not their geoms'."""
+    floor = '<worldbody><geom name="floor" type="plane" size="5 5 .1"/>'
+    text = MODEL.replace("<worldbody>", floor).replace("</mujoco>", PAIR)
+    shin = '<geom type="capsule" size=".03" fromto="0 0 0 0 0 -.4" mass="1"/>'
+    (tmp_path / "robot.xml").write_text(
+        text.replace(shin, shin.replace("<geom", '<geom name="shin"'), 1)
+    )
+    env = robot(2, events={"friction": Event(**FRICTION), "mass": Event(**MASS)})
+    plain, nominal = robot(2), env.layout.model
+    env.reset(seed=0), plain.reset(seed=0)
+    np.testing.assert_allclose(
+        env.state["pair_friction"], 2 * nominal.pair_friction[None].repeat(2, 0)
+    )
+    np.testing.assert_allclose(env.state["body_mass"], 2 * nominal.body_mass[None].repeat(2, 0))
+    for _ in range(10):
+        env.step(torch.zeros(2, 2)), plain.step(torch.zeros(2, 2))
+    assert not torch.allclose(env.state["qvel"], plain.state["qvel"], atol=1e-3)
+    pushed, plain = robot(2, events={"push": Event(**PUSHED)}), robot(2)
+    pushed.reset(seed=0), plain.reset(seed=0)
+    for _ in range(3):
+        pushed.step(torch.zeros(2, 2)), plain.step(torch.zeros(2, 2))
+    change = (pushed.state["qvel"] - plain.state["qvel"])[:, :2].abs()
+    assert (change > 1e-3).all()
+    assert (change <= 1.0).all()
+
+
+def test_a_config_with_events_and_a_delay_trains(files):  # noqa: F811
+    events = {"friction": FRICTION | {"params": {"name": "geom_friction"} | RANDOM}}
+    settings = MODEL_AND_LAYOUT | {"delay": 1, "events": events | {"mass": MASS, "push": PUSHED}}
+    env = {"class_path": "LeggedRobot", "init_args": settings}
+    residual = {"class_path": "ResidualActorCritic", "init_args": {"base": ONNX}}
+    sac = {"policy": residual, "batch_size": 8, "random_env_steps": 0}
+    model = {"class_path": "SAC", "init_args": sac | {"updates_per_env_step": 0.25}}
+    state = train("events", model, env=env, replay="ReplayBuffer")
+    assert all(torch.isfinite(value).all() for value in state.values())

@@ -28,7 +28,8 @@ RECOMPUTED = (
 
 FIELDS = (
     *RECOMPUTED,
-    *("geom_friction", "geom_solref", "geom_solimp", "geom_margin", "site_pos", "site_quat"),
+    *("geom_friction", "geom_solref", "geom_solimp", "geom_margin"),
+    *("pair_friction", "site_pos", "site_quat"),
     *("jnt_range", "jnt_stiffness", "qpos_spring", "dof_damping", "dof_frictionloss"),
     *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange"),
 )

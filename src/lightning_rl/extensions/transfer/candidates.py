@@ -185,13 +185,14 @@ def cure(base: Setup, setup: Setup) -> str:
     old, new = ({**vars(each), **vars(each.layout)} for each in (base, setup))
     changes = {}
     for name in new.keys() - {"layout"}:
-        before, after = old[name] or {}, new[name]
-        if isinstance(after, dict) and (list(after) == list(before) or {*after} != {*before}):
-            after = {key: value for key, value in after.items() if value != before.get(key)}
-            before = {}
+        before, after = old[name], new[name]
+        same_order = not isinstance(after, dict) or list(after) == list(before or {})
+        if before == after and same_order:
+            continue
         # An order needs all entries.
-        if after != before or (isinstance(after, dict) and list(after) != list(before)):
-            changes[name] = after
+        if isinstance(after, dict) and (same_order or {*after} != {*(before or {})}):
+            after = {k: value for k, value in after.items() if value != (before or {}).get(k)}
+        changes[name] = after
     text = json.dumps(changes, default=_settings)[1:-1].replace('"', "")
     return re.sub(r"\d+\.\d{5,}", lambda number: f"{float(number[0]):.4g}", text)
 
