@@ -61,6 +61,11 @@ ENVIRONMENTS = {
         ("-c", "constraints-libero.txt", "-e", ".[libero]", *PYTEST),
         ("pytest -n 0 tests/numerics/test_libero.py", "python scripts/libero_states.py"),
     ),
+    "ogbench": Environment(
+        "3.11",
+        ("-c", "constraints-ogbench.txt", "-e", ".[robots]", "ogbench", *PYTEST),
+        ("pytest -n 0 tests/cli/test_commands.py -k fql_cubes",),
+    ),
     "lerobot": Environment(
         "3.12",
         (

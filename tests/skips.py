@@ -12,6 +12,7 @@ REASONS = {
     "envpool": "the extra envpool brings 14 packages that are not pinned: scripts/environments.py",
     "constraints-libero.txt": "LIBERO needs MuJoCo 3 and 350 MB of models: scripts/environments.py",
     "constraints-robots.txt": "robots need MuJoCo 3: scripts/environments.py",
+    "constraints-ogbench.txt": "OGBench needs MuJoCo 3: scripts/environments.py",
     "there is a GPU": "asks what a machine without one is told",
     "this CPU cannot": "it does not flush denormal numbers",
     "the tests have another handler": "started by nohup, which ignores SIGHUP",

@@ -481,7 +481,38 @@ def test_the_shipped_config_of_a_dataset_alone_trains(name):
     assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
 
 
-OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA}
+FLOWS = [name for name in sorted(shipped_configs()) if name.startswith("fql")]
+"""Of algorithms that learn from a dataset in a replay."""
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_shipped_config_of_a_dataset_in_a_replay_trains(name):
+    pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
+    if "cubes" in name:
+        pytest.importorskip("ogbench", reason="OGBench: constraints-ogbench.txt")
+        command = [
+            sys.executable,
+            Path(__file__).parents[2] / "scripts/ogbench_data.py",
+            "demonstrations",
+        ]
+        subprocess.run(
+            [*command, "--cubes", "double", "--steps", "1000", "--tasks", "2"], check=True
+        )
+    else:
+        env = PushCube(3)
+        spaces = env.single_observation_space, env.single_action_space
+        writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)
+        for episode in expert_episodes(env, 3, 1):
+            writer.write(episode)
+        writer.finalise()
+    small = ["--model.batch_size", "16", "--model.updates_per_env_step", "0.1"]
+    run(["fit", "--config", name, *small, *TWO_ITERATIONS])
+    state = load(last(newest()))["lightning_rl"]
+    counts = {count["passed"] for count in state["guards"].values()}
+    assert counts == {int((state["env_steps"] - 16) * 0.1)}
+
+
+OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA, *FLOWS}
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))

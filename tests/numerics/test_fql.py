@@ -293,8 +293,10 @@ def test_chunks_of_the_replay_respect_ends_time_limits_and_interventions(capacit
 def test_goals_in_hindsight_and_interventions_give_chunks(chunk_size, tmp_path):
     data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96}
     run = {"model": {"algorithm": FQL}, "policy": {"chunk_size": chunk_size}}
+    keys = ["achieved_goal", "desired_goal", "observation"]
+    read = {"policy": run["policy"] | {"actor_keys": keys[1:], "critic_keys": keys}}
     goals = data | {"replay": partial(HindsightReplay, capacity=60)}
-    module, *_ = train(tmp_path / "goals", env=GoalProbe, data=goals, **run)
+    module, *_ = train(tmp_path / "goals", env=GoalProbe, data=goals, **run | read)
     assert module.updates_done > 50
     helped = data | {"replay": mixed_replay}
     module, *_ = train(tmp_path / "help", env=helped_arm, data=helped, **run)
@@ -389,6 +391,11 @@ def test_other_algorithms_chunks_of_the_env_and_means_over_ranks_are_refused(tmp
         policy.evaluate_actions(TensorDict({}, [1]))
     with refused(names=("QC", "num_samples", "FQL")):
         QC(policy)
+    env = GoalProbe(1)
+    spaces = env.single_observation_space, env.single_action_space
+    keys = {"actor_keys": ["observation"], "critic_keys": ["desired_goal", "achieved_goal"]}
+    with refused(names=("num_samples", "critic_keys", "actor_keys", "FQL")):
+        FlowActorCritic(*spaces, (8,), num_samples=2, **keys)
     chunked = partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1"), chunk_size=2)
     data = {"num_envs": 2, "replay": partial(ReplayBuffer, capacity=60)}
     with refused(names=("FQL", "ActionChunk", "policy.chunk_size")):
