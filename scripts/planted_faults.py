@@ -5,7 +5,7 @@
 
 FOLDER has both wheels unpacked, LAYOUT is as in docs/foreign_policies.md. Policies: g1 or t1,
 fastsac or ppo. Needs the extras mujoco and export. Prints a row of a table for each fault: policy,
-fault, place of the right answer, first answer, scores without and with it, CPU seconds.
+fault, place of the right answer, first answer, rewards without and with it, CPU seconds.
 """
 
 import dataclasses
@@ -178,8 +178,8 @@ def main(folder, robot, which, layout_file, *names):
         unchanged = next(finding for finding in findings if finding.setup is trial.base)
         print(
             f"| {robot} {which} | {name} | {places[0] if places else '-'} | {kinds[0]}, "
-            f"{cure(trial.base, findings[0].setup)[:50]} | {unchanged.score:.2f} | "
-            f"{findings[0].score:.2f} | {time.process_time() - begin:.0f} |",
+            f"{cure(trial.base, findings[0].setup)[:50]} | {unchanged.reward:.2f} | "
+            f"{findings[0].reward:.2f} | {time.process_time() - begin:.0f} |",
             flush=True,
         )
 

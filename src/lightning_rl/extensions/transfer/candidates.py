@@ -125,7 +125,7 @@ def meanings_of_terms(base: Setup) -> Candidates:
         for other in tried:
             kind = f"{'scale' if other.scale != term.scale else 'history'} of {name}"
             yield kind, with_layout(base, observation=base.layout.observation | {name: other})
-        for frame in ("base", "world"):
+        for frame in () if term.joints else ("base", "world"):
             yield f"frame of {name}", replace(base, frames={name: frame})
 
 

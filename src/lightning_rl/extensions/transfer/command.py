@@ -27,7 +27,7 @@ OPTIONS = {
 }
 DESCRIPTION = "Change one difference at a time between the env and what a policy expects."
 
-HEADER = f"{'reward':>7} {'upright':>9} {'error':>9}   change"
+HEADER = " reward   upright     error     targets     change"
 WIDTH, BAR = 900, 24
 """Pixels: width of the plot, height of a bar."""
 
@@ -72,10 +72,11 @@ def _policy_and_env(settings: Any) -> tuple[Policy, Callable[[int], Any]]:
 
 
 def table(findings: Sequence[Finding], base: Setup) -> str:
-    """Return a line for each change: reward and seconds of an episode, velocity error in m/s."""
+    """Return a line for each change: reward, seconds, velocity error, speed of targets."""
     lines = [
-        f"{finding.reward:7.2f} {finding.seconds:7.2f} s {finding.velocity_error:5.2f} m/s   "
-        f"{finding.kind}   {textwrap.shorten(cure(base, finding.setup), 60)}"
+        f"{finding.reward:7.2f} {finding.seconds:7.2f} s {finding.velocity_error:5.2f} m/s "
+        f"{finding.target_speed:5.1f} rad/s   {finding.kind}   "
+        f"{textwrap.shorten(cure(base, finding.setup), 60)}"
         for finding in findings
     ]
     best = findings[0].setup
@@ -84,10 +85,10 @@ def table(findings: Sequence[Finding], base: Setup) -> str:
 
 
 def plot(findings: Sequence[Finding], base: Setup) -> str:
-    """Return an SVG picture of the scores, the unchanged setup in grey."""
-    largest = max(finding.score for finding in findings) or 1.0
+    """Return an SVG picture of the rewards, the unchanged setup in grey."""
+    largest = max(finding.reward for finding in findings) or 1.0
     bars = [
-        f'<rect y="{BAR * i}" width="{max(0.0, 400 * finding.score / largest):.0f}" '
+        f'<rect y="{BAR * i}" width="{max(0.0, 400 * finding.reward / largest):.0f}" '
         f'height="{BAR - 4}" fill="{"#999" if finding.setup is base else "#4a90d9"}"/>'
         f'<text x="410" y="{BAR * i + 15}">{finding.kind}</text>'
         for i, finding in enumerate(findings)

@@ -36,25 +36,31 @@ PUSH, PUSH_EVERY = 0.75, 1.0
 """m/s: change of the base's velocity by a push; s between two pushes."""
 
 CALM = 2.5
-"""rad/s: root mean square speed of the joints' targets at which a reward counts half."""
+"""rad/s: root mean square speed of the joints' targets that is no shaking."""
 
 
 class Finding(NamedTuple):
     """The effect of a change; means over episodes.
 
     Attributes:
-        score: reward per second, 0 after a fall; the faster the targets move, the less it counts.
         seconds: until the fall.
         reward: sum of the rewards until the fall, times the seconds of a step.
         velocity_error: m/s, of envs that measure it.
+        target_speed: rad/s, root mean square of the joints' targets.
     """
 
     kind: str
     setup: Setup
-    score: float
     seconds: float
     reward: float
     velocity_error: float
+    target_speed: float
+
+    def score(self, other: "Finding") -> float:
+        """Return the reward of another finding; less if its targets are faster than these."""
+        # Shaking shows a fault long before the robot falls.
+        calm = max(CALM, self.target_speed)
+        return other.reward / math.sqrt(1.0 + (other.target_speed / calm) ** 2)
 
 
 class Trial:
@@ -108,17 +114,21 @@ class Trial:
         remaining = [*always, *candidates(self.base, self.layout, self.orders)]
         for episodes, seconds, count in ROUNDS:
             findings = self.play(remaining, range(episodes), seconds)
+            base = next(finding for finding in findings if finding.setup is self.base)
+            findings.sort(key=base.score, reverse=True)
             remaining = [(finding.kind, finding.setup) for finding in findings[:count]]
             remaining += [pair for pair in always if pair not in remaining]
         best: dict[str, Finding] = {}
         for finding in findings:
-            best.setdefault(finding.kind, finding)
+            # Some changes have no effect, such as another frame of a number.
+            if finding is base or finding[2:] != base[2:]:
+                best.setdefault(finding.kind, finding)
         return list(best.values())
 
     def play(
         self, setups: Sequence[tuple[str, Setup]], seeds: Sequence[int], seconds: float
     ) -> list[Finding]:
-        """Return the findings of setups over episodes of these seeds, the best first."""
+        """Return the findings of setups over episodes of these seeds."""
         groups: dict[str, list[tuple[str, Setup]]] = {}
         for kind, setup in setups:
             gains = setup.layout.stiffness, setup.layout.damping, setup.layout.control_period
@@ -129,7 +139,7 @@ class Trial:
             _change_physics(env, group[0][1])
             findings += self._episodes(env, group, list(seeds), seconds)
             env.close()
-        return sorted(findings, key=lambda finding: -finding.score)
+        return findings
 
     @torch.no_grad()
     def _episodes(
@@ -153,15 +163,14 @@ class Trial:
             action = torch.cat([reader.action(row) for reader, row in rows])
             observation, reward, terminated, truncated, info = env.step(action)
             alive &= ~(terminated | truncated)
-            # Shaking shows a fault long before the robot falls.
             speed = (action - (action if target is None else target)) * self.action_scale / dt
-            calm = 1.0 / (1.0 + speed.square().mean(1) / CALM**2)
             target = action
             error = info["metrics"].get("velocity_error", torch.zeros(num_rows))
-            values = torch.stack((reward * calm, torch.ones(num_rows), reward, error))
-            sums += torch.where(alive, values * dt, 0.0)
-        score, lived, reward, error = sums.view(4, len(group), len(seeds)).mean(2)
-        numbers = torch.stack((score / seconds, lived, reward, error / lived.clamp_min(dt)), 1)
+            values = (torch.ones(num_rows), reward, error, speed.square().mean(1))
+            sums += torch.where(alive, torch.stack(values) * dt, 0.0)
+        lived, reward, error, square = sums.view(4, len(group), len(seeds)).mean(2)
+        some = lived.clamp_min(dt)
+        numbers = torch.stack((lived, reward, error / some, (square / some).sqrt()), 1)
         return [Finding(*c, *n) for c, n in zip(group, numbers.tolist(), strict=True)]
 
     def _flat(self, observation: Any) -> Tensor:
