@@ -3,7 +3,6 @@
 from lightning_rl.rollout.allocation import space_spec as space_spec
 from lightning_rl.rollout.masks import MASK as MASK
 from lightning_rl.rollout.masks import allowed_random_action as allowed_random_action
-from lightning_rl.rollout.masks import has_mask as has_mask
 from lightning_rl.rollout.names import by_name as by_name
 from lightning_rl.rollout.names import named as named
 from lightning_rl.rollout.names import names_in as names_in

@@ -22,7 +22,6 @@ from lightning_rl.extend.spaces import (
     allowed_random_action,
     as_policy_counts,
     first_choice,
-    has_mask,
     space_spec,
 )
 
@@ -257,7 +256,10 @@ def random_actions(
 
     It draws as Gymnasium samples the action space; discrete actions start at 0.
     """
-    masked, batched = has_mask(observation_space, space), batch_space(space, num_envs)
+    batched = batch_space(space, num_envs)
+    masked = (
+        isinstance(observation_space, gymnasium.spaces.Dict) and MASK in observation_space.keys()
+    )
     batched.seed(seed)
     generator = torch.Generator().manual_seed(seed)
 
