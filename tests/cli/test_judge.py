@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import gymnasium
@@ -118,7 +119,8 @@ def test_workers_change_nothing(policy, monkeypatch, workers):
     """Processes that are forked here start soon; `rl-cli` starts new ones."""
     _, lines, path = judge(policy, "--tasks", "{vectorization: [sync, async]}")
     path.with_suffix(".jsonl").unlink()
-    monkeypatch.setattr(command, "get_context", lambda _: multiprocessing.get_context("fork"))
+    fork = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: fork)
     options = ("--tasks", "{vectorization: [sync, async]}", "--workers", workers)
     assert judge(policy, *options)[1] == lines
 

@@ -281,8 +281,9 @@ def _play_tasks(
         if count == 1:
             play(shares[0])
         else:
-            # No fork: it would copy threads and contexts of OpenGL.
-            with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+            # No fork: it would copy threads and contexts of OpenGL. A worker ends with its share,
+            # because an idle one would outlive a command that is killed.
+            with ProcessPoolExecutor(count, get_context("spawn"), max_tasks_per_child=1) as pool:
                 list(pool.map(play, shares))
         finished = _read_journal(journal)
         return [finished[task.name, k] for task, k in numbers]
