@@ -85,12 +85,12 @@ def orders_of_joints(base: Setup, orders: Mapping[str, Sequence[str]]) -> Candid
     """Yield known orders of the joints, left for right, and each two joints exchanged."""
     positions = base.layout.default_position
     joints = list(positions)
-    tried = {f"order of joints as {name}": list(order) for name, order in orders.items()}
-    tried["joints sorted by name"] = sorted(joints)
-    tried["left and right exchanged"] = [mirrored(joint, joints) for joint in joints]
+    variants = {f"order of joints as {name}": list(order) for name, order in orders.items()}
+    variants["joints sorted by name"] = sorted(joints)
+    variants["left and right exchanged"] = [mirrored(joint, joints) for joint in joints]
     for pair in combinations(joints, 2):
-        tried[" and ".join(pair) + " exchanged"] = _exchanged(joints, *pair)
-    for name, order in tried.items():
+        variants[" and ".join(pair) + " exchanged"] = _exchanged(joints, *pair)
+    for name, order in variants.items():
         if order != joints:
             yield name, with_layout(base, default_position={j: positions[j] for j in order})
 
@@ -99,17 +99,17 @@ def orders_of_terms(base: Setup) -> Candidates:
     """Yield known orders of the terms, each two exchanged, and each one moved."""
     terms = list(base.layout.observation)
     known = [term for term in LEGGED_GYM.split() if term in terms]
-    tried = {
+    variants = {
         "terms sorted by name": sorted(terms),
         "terms in the order of legged_gym": known + [term for term in terms if term not in known],
     }
     for pair in combinations(terms, 2):
-        tried[" and ".join(pair) + " exchanged"] = _exchanged(terms, *pair)
+        variants[" and ".join(pair) + " exchanged"] = _exchanged(terms, *pair)
     for term in terms:
-        others = [other for other in terms if other != term]
+        rest = [name for name in terms if name != term]
         for place in range(len(terms)):
-            tried[f"{term} at place {place}"] = [*others[:place], term, *others[place:]]
-    for name, order in tried.items():
+            variants[f"{term} at place {place}"] = [*rest[:place], term, *rest[place:]]
+    for name, order in variants.items():
         if order != terms:
             yield (
                 name,
@@ -120,11 +120,11 @@ def orders_of_terms(base: Setup) -> Candidates:
 def meanings_of_terms(base: Setup) -> Candidates:
     """Yield other scales, histories and frames of each term."""
     for name, term in base.layout.observation.items():
-        tried = [replace(term, scale=term.scale * factor) for factor in FACTORS]
-        tried += [replace(term, newest_first=not term.newest_first)] * (term.history > 1)
-        for other in tried:
-            kind = f"{'scale' if other.scale != term.scale else 'history'} of {name}"
-            yield kind, with_layout(base, observation=base.layout.observation | {name: other})
+        variants = [replace(term, scale=term.scale * factor) for factor in FACTORS]
+        variants += [replace(term, newest_first=not term.newest_first)] * (term.history > 1)
+        for variant in variants:
+            kind = f"{'scale' if variant.scale != term.scale else 'history'} of {name}"
+            yield kind, with_layout(base, observation=base.layout.observation | {name: variant})
         for frame in () if term.joints else ("base", "world"):
             yield f"frame of {name}", replace(base, frames={name: frame})
 
@@ -171,8 +171,8 @@ def mirrored(name: str, joints: Sequence[str]) -> str:
     for pair in (*SIDES.items(), *((right, left) for left, right in SIDES.items())):
         for case in (str.lower, str.upper, str.capitalize):
             partners[case(pair[0])] = case(pair[1])
-    other = re.sub("[A-Za-z]+", lambda word: partners.get(word[0], word[0]), name)
-    return other if other in joints else name
+    partner = re.sub("[A-Za-z]+", lambda word: partners.get(word[0], word[0]), name)
+    return partner if partner in joints else name
 
 
 def _exchanged(names: Sequence[str], first: str, second: str) -> list[str]:
@@ -182,17 +182,17 @@ def _exchanged(names: Sequence[str], first: str, second: str) -> list[str]:
 
 def cure(base: Setup, setup: Setup) -> str:
     """Return YAML of the settings by which a setup differs from `base`."""
-    old, new = ({**vars(each), **vars(each.layout)} for each in (base, setup))
+    base_settings, settings = ({**vars(each), **vars(each.layout)} for each in (base, setup))
     changes = {}
-    for name in new.keys() - {"layout"}:
-        before, after = old[name], new[name]
-        same_order = not isinstance(after, dict) or list(after) == list(before or {})
-        if before == after and same_order:
+    for name in settings.keys() - {"layout"}:
+        base_value, value = base_settings[name], settings[name]
+        same_order = not isinstance(value, dict) or list(value) == list(base_value or {})
+        if base_value == value and same_order:
             continue
         # An order needs all entries.
-        if isinstance(after, dict) and (same_order or {*after} != {*(before or {})}):
-            after = {k: value for k, value in after.items() if value != (before or {}).get(k)}
-        changes[name] = after
+        if isinstance(value, dict) and (same_order or {*value} != {*(base_value or {})}):
+            value = {k: v for k, v in value.items() if v != (base_value or {}).get(k)}
+        changes[name] = value
     text = json.dumps(changes, default=_settings)[1:-1].replace('"', "")
     return re.sub(r"\d+\.\d{5,}", lambda number: f"{float(number[0]):.4g}", text)
 

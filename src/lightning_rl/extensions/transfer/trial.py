@@ -39,6 +39,10 @@ CALM = 2.5
 """rad/s: root mean square speed of the joints' targets that is no shaking."""
 
 
+KEPT = 0.95
+"""Part of the reward that a change must keep if slower targets are to count."""
+
+
 class Finding(NamedTuple):
     """The effect of a change; means over episodes.
 
@@ -56,11 +60,12 @@ class Finding(NamedTuple):
     velocity_error: float
     target_speed: float
 
-    def score(self, other: "Finding") -> float:
+    def score(self, finding: "Finding") -> float:
         """Return the reward of another finding; less if its targets are faster than these."""
-        # Shaking shows a fault long before the robot falls.
-        calm = max(CALM, self.target_speed)
-        return other.reward / math.sqrt(1.0 + (other.target_speed / calm) ** 2)
+        # Shaking shows a fault long before the robot falls. But slower targets alone are no cure.
+        calm, speed = max(CALM, self.target_speed), finding.target_speed
+        speed = speed if finding.reward > KEPT * self.reward else max(speed, self.target_speed)
+        return finding.reward / math.sqrt(1.0 + (speed / calm) ** 2)
 
 
 class Trial:
@@ -169,8 +174,8 @@ class Trial:
             values = (torch.ones(num_rows), reward, error, speed.square().mean(1))
             sums += torch.where(alive, torch.stack(values) * dt, 0.0)
         lived, reward, error, square = sums.view(4, len(group), len(seeds)).mean(2)
-        some = lived.clamp_min(dt)
-        numbers = torch.stack((lived, reward, error / some, (square / some).sqrt()), 1)
+        duration = lived.clamp_min(dt)
+        numbers = torch.stack((lived, reward, error / duration, (square / duration).sqrt()), 1)
         return [Finding(*c, *n) for c, n in zip(group, numbers.tolist(), strict=True)]
 
     def _flat(self, observation: Any) -> Tensor:
