@@ -39,8 +39,8 @@ CALM = 2.5
 """rad/s: root mean square speed of the joints' targets that is no shaking."""
 
 
-KEPT = 0.95
-"""Part of the reward that a change must keep if slower targets are to count."""
+SIMILAR = 0.05
+"""Relative difference of rewards within which slower targets count."""
 
 
 class Finding(NamedTuple):
@@ -61,10 +61,11 @@ class Finding(NamedTuple):
     target_speed: float
 
     def score(self, finding: "Finding") -> float:
-        """Return the reward of another finding; less if its targets are faster than these."""
-        # Shaking shows a fault long before the robot falls. But slower targets alone are no cure.
-        calm, speed = max(CALM, self.target_speed), finding.target_speed
-        speed = speed if finding.reward > KEPT * self.reward else max(speed, self.target_speed)
+        """Return the reward of another finding; of similar ones, slower targets are better."""
+        # Shaking shows a fault long before the robot falls.
+        calm, similar = max(CALM, self.target_speed), SIMILAR * abs(self.reward)
+        is_similar = abs(finding.reward - self.reward) < similar
+        speed = finding.target_speed if is_similar else self.target_speed
         return finding.reward / math.sqrt(1.0 + (speed / calm) ** 2)
 
 
