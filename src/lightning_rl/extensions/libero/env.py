@@ -150,7 +150,8 @@ class LiberoEnv(GymnasiumEnv):
             "limit": max_episode_steps or limits[0],
         }
         listed_task(suite, task_id)  # refused here, and not in a process of an env
-        super().__init__(num_envs, ID, settings, vectorization, wrappers)
+        # With its module, which a spawned process of an env imports to know the id.
+        super().__init__(num_envs, f"{__name__}:{ID}", settings, vectorization, wrappers)
 
 
 class LiberoTask(gymnasium.Env):
