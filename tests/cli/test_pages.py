@@ -27,6 +27,7 @@ from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.extensions.vla.real_time import RealTime
 from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, free_port
 from tests.golden.make_lerobot import fill
@@ -582,7 +583,7 @@ TABLES = {
     "docs/vla.md": arguments_of(lightning_rl.VLAPolicy)
     - SPACES
     - {"value_hidden_size", "make_head"},
-    "docs/flows.md": arguments_of(lightning_rl.FlowSettings),
+    "docs/flows.md": arguments_of(lightning_rl.FlowSettings) | arguments_of(RealTime),
     "docs/performance.md": set(inspect.signature(MachineSettings).parameters),
     "docs/configuration.md": arguments_of(lightning_rl.RLDataModule),
     "docs/evaluation.md": {
