@@ -98,17 +98,18 @@ def orders_of_joints(base: Setup, orders: Mapping[str, Sequence[str]]) -> Candid
 def orders_of_terms(base: Setup) -> Candidates:
     """Yield known orders of the terms, each two exchanged, and each one moved."""
     terms = list(base.layout.observation)
-    known = [term for term in LEGGED_GYM.split() if term in terms]
+    of_legged_gym = [term for term in LEGGED_GYM.split() if term in terms]
+    later = [term for term in terms if term not in of_legged_gym]
     variants = {
         "terms sorted by name": sorted(terms),
-        "terms in the order of legged_gym": known + [term for term in terms if term not in known],
+        "terms in the order of legged_gym": of_legged_gym + later,
     }
     for pair in combinations(terms, 2):
         variants[" and ".join(pair) + " exchanged"] = _exchanged(terms, *pair)
     for term in terms:
-        rest = [name for name in terms if name != term]
+        remaining = [name for name in terms if name != term]
         for place in range(len(terms)):
-            variants[f"{term} at place {place}"] = [*rest[:place], term, *rest[place:]]
+            variants[f"{term} at place {place}"] = [*remaining[:place], term, *remaining[place:]]
     for name, order in variants.items():
         if order != terms:
             yield (
@@ -182,7 +183,7 @@ def _exchanged(names: Sequence[str], first: str, second: str) -> list[str]:
 
 def cure(base: Setup, setup: Setup) -> str:
     """Return YAML of the settings by which a setup differs from `base`."""
-    base_settings, settings = ({**vars(each), **vars(each.layout)} for each in (base, setup))
+    base_settings, settings = ({**vars(s), **vars(s.layout)} for s in (base, setup))
     changes = {}
     for name in settings.keys() - {"layout"}:
         base_value, value = base_settings[name], settings[name]
