@@ -875,7 +875,7 @@ def test_the_logger_can_be_turned_off():
 
 
 KNOWN, OTHERS = (
-    "PPO, RewardClassifier, SAC, SHAC",
+    "RewardClassifier, SAC, SHAC",
     "AsyncCollector, DatasetCollector, RayCollector, SyncCollector",
 )
 NAMED = [

@@ -621,6 +621,7 @@ OWNERS = {
         *(lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
         lightning_rl.LeRobotPolicy,
         *(lightning_rl.SquashedActorCritic, lightning_rl.DeterministicActorCritic),
+        lightning_rl.FlowActorCritic,
     ),
 }
 

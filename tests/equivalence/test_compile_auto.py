@@ -225,6 +225,7 @@ def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled(
         "sac_gru_pendulum": 40_000,
         "sac_fetch_push": 400_000,
         "rlpd_push_cube": 50_000,
+        "fql_cubes": 300_000,
     }
     assert compiled == on_policy | off_policy
     assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.8

@@ -96,7 +96,7 @@ def pool(monkeypatch):
     spec = SimpleNamespace(
         gymnasium_observation_space=Box(-9, 9, (2,)),
         gymnasium_action_space=Discrete(2),
-        config=SimpleNamespace(max_num_players=1),
+        config=SimpleNamespace(max_num_players=1, max_episode_steps=9),
     )
     fake = SimpleNamespace(
         list_all_envs=lambda: ["Fake-v0"],
