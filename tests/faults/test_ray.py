@@ -267,14 +267,14 @@ def test_a_node_with_other_versions_or_without_the_env_says_so():
     versions = ray_cluster.versions()
     with refused(names=("torch", "1.0", "node")):
         by_ray._unpacked(b"", versions | {"torch": "1.0"})
-    packed = b"cmy_robot\nEnv\n."  # the pickle of a class of a module that is not here
-    with refused(names=("node", "'my_robot'", "PYTHONPATH")):
+    packed = b"crobot_of_the_learner\nEnv\n."  # the pickle of a class of a module that is not here
+    with refused(names=("node", "'robot_of_the_learner'", "PYTHONPATH")):
         by_ray._unpacked(packed, versions)
 
 
 def test_an_env_that_a_node_cannot_make_says_which_node_and_what_to_do():
-    with refused(names=("node", "'my_robot:Arm-v0'", "PYTHONPATH")):
-        by_ray._env_made_by(partial(GymnasiumEnv, id="my_robot:Arm-v0", num_envs=1))
+    with refused(names=("node", "'robot_of_the_learner:Arm-v0'", "PYTHONPATH")):
+        by_ray._env_made_by(partial(GymnasiumEnv, id="robot_of_the_learner:Arm-v0", num_envs=1))
     with refused(names=("node", "'CartPole-v99'")) as caught:
         by_ray._env_made_by(partial(GymnasiumEnv, id="CartPole-v99", num_envs=1))
     assert by_ray.INSTALL not in str(caught.value)
