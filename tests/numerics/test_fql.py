@@ -328,11 +328,10 @@ def offline(path, algorithm=FQL, iterations=4, **policy):
     return run | settings | {"model": model}
 
 
-def test_from_a_dataset_it_beats_the_clone_and_goes_on_online(mixed, tmp_path):  # noqa: F811
+def test_from_a_dataset_it_improves_on_the_data_and_goes_on_online(mixed, tmp_path):  # noqa: F811
     path, mean = mixed
     found = {}
     for name, settings in {
-        "clone": {"algorithm": QC, "num_samples": 1},
         "FQL": {},
         "QC": {"algorithm": QC, "num_samples": 8},
     }.items():
@@ -340,8 +339,7 @@ def test_from_a_dataset_it_beats_the_clone_and_goes_on_online(mixed, tmp_path): 
         run["model"] |= {"alpha": 0.1} if name == "FQL" else {}
         found[name] = train(tmp_path / name, **run)[0].evaluation["avg_reward"]
     assert mean < 6
-    assert found["FQL"] > max(7.3, found["clone"] + 0.3)  # of 8
-    assert found["QC"] > max(7.3, found["clone"] + 0.3)
+    assert min(found.values()) > 7.3  # of 8; a clone: 6.8
     replay = partial(MixedReplay, demonstrations=path, offline=partial(ReplayBuffer, capacity=320))
     data = {"replay": replay, "num_envs": 4, "buffer_size": 8, "total_env_steps": 64}
     online, *_ = train(
@@ -355,8 +353,10 @@ def test_from_a_dataset_it_beats_the_clone_and_goes_on_online(mixed, tmp_path): 
 
 @pytest.mark.parametrize("settings", [{"chunk_size": 3}, {"algorithm": QC, "num_samples": 2}])
 def test_on_a_dataset_it_is_resumed_bit_for_bit(settings, mixed, tmp_path):  # noqa: F811
-    module = assert_resumes(tmp_path, 2, **offline(mixed[0], **settings))
-    assert module.updates_done > 400
+    run = offline(mixed[0], **settings)
+    run["model"]["updates_per_env_step"] = 0.05
+    module = assert_resumes(tmp_path, 2, **run)
+    assert module.updates_done > 50
 
 
 @pytest.mark.parametrize(
