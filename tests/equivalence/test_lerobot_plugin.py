@@ -141,6 +141,11 @@ def test_what_is_missing_is_named(plugin, tmp_path):
     )
     config = plugin.LightningRLConfig(file="last.ckpt")
     policy = plugin.LightningRLPolicy.from_pretrained(tmp_path / "checkpoints", config=config)
+    elsewhere = plugin.LightningRLConfig(file=str(tmp_path / "checkpoints" / "last.ckpt"))
+    with pytest.raises(FileNotFoundError):  # a config that was sent opens no other file
+        plugin.LightningRLPolicy.from_pretrained(tmp_path, config=elsewhere)
+    with pytest.raises(NotImplementedError, match="rl-cli fit"):
+        policy.get_optim_params()
     batch = as_lerobot(drawn(np.random.default_rng(0), 1))
     with pytest.raises(KeyError, match=r"observation\.image.*observation\.state"):
         policy.select_action({"observation.state": batch["observation.state"]})

@@ -25,7 +25,6 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="new directory")
     parser.add_argument("--tokenizer", help="local directory, for a policy that reads instructions")
     parser.add_argument("--execute", type=int, help="actions to execute of a chunk; default: all")
-    parser.add_argument("--trust-code", action="store_true", help="import classes of your own")
     args = parser.parse_args()
     path = Path(args.policy)
     path = path if path.suffix == ".onnx" else find_checkpoint(args.policy, "outputs")
@@ -38,7 +37,6 @@ def main() -> None:
         device="cpu",
         tokenizer=args.tokenizer,
         execute=args.execute,
-        trust_code=args.trust_code,
     )
     policy = LightningRLPolicy(config, args.directory)
     kinds = {

@@ -18,14 +18,12 @@ class LightningRLConfig(PreTrainedConfig):
         execute: actions to execute of a chunk; null: all.
         tokenizer: local directory of a tokenizer, for a policy that reads instructions.
         instruction: the policy's observation key of the tokens.
-        trust_code: import classes that are not of lightning_rl.
     """
 
     file: str = ""
     execute: int | None = None
     tokenizer: str | None = None
     instruction: str = "instruction"
-    trust_code: bool = False
 
     # LeRobot asks for these when it trains.
     observation_delta_indices = action_delta_indices = reward_delta_indices = None

@@ -23,7 +23,8 @@ class LightningRLPolicy(PreTrainedPolicy):
         self, config: LightningRLConfig, directory: str | Path = "", **kwargs: Any
     ) -> None:
         super().__init__(config)
-        path = Path(directory, config.file)
+        # A directory may be sent: its config names no file elsewhere, and code is never trusted.
+        path = Path(directory, Path(config.file).name)
         if not config.file or not path.is_file():
             raise FileNotFoundError(
                 f"No policy of lightning_rl at {path}: make a directory by `python -m "
@@ -34,7 +35,7 @@ class LightningRLPolicy(PreTrainedPolicy):
 
             self.policy: Any = GraphPolicy(path)
         else:
-            self.policy = load_policy(path, device=config.device, trust_code=config.trust_code)
+            self.policy = load_policy(path, device=config.device)
             self.module = self.policy.module  # LeRobot counts and moves its parameters
         self.leaves = leaves_of(self.policy.observation_space)
         self.tokenizer = None
@@ -99,4 +100,5 @@ class LightningRLPolicy(PreTrainedPolicy):
     def forward(self, batch: dict[str, Any]) -> Any:
         raise NotImplementedError("A policy of lightning_rl is trained by `rl-cli fit`.")
 
-    get_optim_params = forward
+    def get_optim_params(self) -> Any:
+        return self.forward({})  # LeRobot asks before it trains
