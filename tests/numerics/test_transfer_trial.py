@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import LeggedRobot
+from lightning_rl import ActorCritic, CartPole, LeggedRobot
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.term import Observation
@@ -16,7 +16,7 @@ from lightning_rl.extensions.transfer import trial
 from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, mirrored, physics
 from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 from tests.numerics.test_transfer import (  # noqa: F401  # a fixture
     LAYOUT,
     MODEL,
@@ -162,12 +162,19 @@ def test_physics_changes_what_it_names(files):  # noqa: F811
     assert Setup(base.layout) == base
 
 
-ROBOT = ["--env", "LeggedRobot", "--env.model", "robot.xml", "--env.layout", "robot.yaml"]
+ROBOT = [
+    "--data.env",
+    "LeggedRobot",
+    "--data.env.model",
+    "robot.xml",
+    "--data.env.layout",
+    "robot.yaml",
+]
 
 
 def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(trial, "ROUNDS", ((1, 0.1, 5), (1, 0.1, 5)))
-    run(["transfer", "policy.onnx", "--layout", "robot.yaml", *ROBOT, "--env.delay", "2"])
+    run(["transfer", "policy.onnx", "--layout", "robot.yaml", *ROBOT, "--data.env.delay", "2"])
     out = capsys.readouterr().out
     assert_names(out, "as it is", "delay", "Cure", "transfer.svg")
     assert "as it is" in Path("transfer.svg").read_text()
@@ -181,8 +188,11 @@ def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  #
     ("options", "names"),
     [
         (["policy.onnx", *ROBOT], ("--layout", "policy.onnx")),
-        (["policy.onnx", "--layout", "robot.yaml"], ("--env", "policy.onnx")),
-        (["policy.onnx", "--layout", "robot.yaml", "--env", "CartPole"], ("OnnxPolicy", "names")),
+        (["policy.onnx", "--layout", "robot.yaml"], ("--data.env", "policy.onnx")),
+        (
+            ["policy.onnx", "--layout", "robot.yaml", "--data.env", "CartPole"],
+            ("OnnxPolicy", "names"),
+        ),
         (["--layout", "robot.yaml"], ("ckpt_path",)),
     ],
 )
@@ -190,6 +200,13 @@ def test_what_is_missing_is_named(files, capsys, options, names):  # noqa: F811
     with pytest.raises(SystemExit):
         run(["transfer", *options])
     assert_names(capsys.readouterr().err, *names)
+
+
+def test_an_env_without_joints_is_refused():
+    env = CartPole(1)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (4,))
+    with refused(names=("CartPole", "default_joint_pos", "--data.env LeggedRobot")):
+        trial.Trial(policy, CartPole)
 
 
 PAIR = """

@@ -25,7 +25,7 @@ LEGGED_GYM = "base_lin_vel base_ang_vel projected_gravity command_lin_vel comman
 """Order of terms in legged_gym and Isaac Lab; the others follow."""
 
 SIDES = {"left": "right", "l": "r", "fl": "fr", "rl": "rr", "hl": "hr"}
-"""Words in the names of joints on the left, and those of their partners."""
+"""Words in the names of joints on the left, and the words of their partners on the right."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ Candidates = Iterator[tuple[str, Setup]]
 def candidates(
     base: Setup, policy: PolicyLayout, orders: Mapping[str, Sequence[str]]
 ) -> Candidates:
-    """Yield all candidates but those of `physics`.
+    """Yield all candidates but the candidates of `physics`.
 
     Args:
-        base: the env and the layout as they are.
+        base: the unchanged env and layout.
         policy: layout of the policy, which the env may contradict.
         orders: orders of the joints by name, such as the model's.
     """

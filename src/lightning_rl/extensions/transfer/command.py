@@ -21,7 +21,7 @@ OPTIONS = {
     ),
     "layout": Option(str, None, "layout of an ONNX file"),
     "key": Option(str, None, "key of a Dict observation that an ONNX file reads"),
-    "data.env": Option(EnvFactory, None, "the env, also --env. Default: that of the run"),
+    "data.env": Option(EnvFactory, None, "the env. Default: the env of the run"),
     "plot": Option(str, "transfer.svg", "file of the plot"),
     **Option.of_checkpoint("ckpt_path"),
 }
@@ -36,7 +36,6 @@ def transfer(options: Sequence[str], command_line: CommandLine) -> None:
     """Print and plot the effect of each change."""
     if options and not options[0].startswith("-"):
         options = ["--ckpt_path", *options]
-    options = [f"--data.{o[2:]}" if o.startswith("--env") else o for o in options]
     trusted = CommandLine.is_trusted(options)
     with nullcontext() if trusted else CommandLine.only_allowed_imports(options):
         settings = parse_classes("transfer", DESCRIPTION, OPTIONS, options)
@@ -54,7 +53,7 @@ def _policy_and_env(settings: Any) -> tuple[Policy, Callable[[int], Any]]:
     if settings.ckpt_path.endswith(".onnx"):
         require(
             settings.layout is not None and factory is not None,
-            f"transfer needs the --layout and the --env of {settings.ckpt_path}.",
+            f"transfer needs the --layout and the --data.env of {settings.ckpt_path}.",
         )
         env = make_env(factory, 1, "data.env")
         spaces = env.single_observation_space, env.single_action_space

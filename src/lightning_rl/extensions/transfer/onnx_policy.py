@@ -34,8 +34,8 @@ TRIED_ROWS = 64
 class OnnxPolicy(Policy):
     """A policy from an ONNX file, which acts by the mode of its distribution and is not trained.
 
-    The observation of the env is a Box, or one key of a Dict, whose numbers have names, such as
-    those of manager terms: `term/0`, `term/1`, ... The layout says in which order and scale the
+    The observation of the env is a Box, or one key of a Dict, whose numbers have names; manager
+    terms name theirs `term/0`, `term/1`, ... The layout says in which order and scale the
     policy reads them. Joints go by the names of the env's actions.
 
     Args:

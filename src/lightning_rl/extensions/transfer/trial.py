@@ -1,4 +1,4 @@
-"""Play a policy under many setups at once, and find the change that helps most."""
+"""Play a policy in many setups at once, and find the change that helps most."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_rl import Policy
 from lightning_rl.extend.envs import import_mujoco
+from lightning_rl.extend.errors import require
 from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.mujoco.rotations import inverse, rotate
 from lightning_rl.extensions.mujoco.threads import ThreadedPhysics
@@ -37,7 +38,6 @@ PUSH, PUSH_EVERY = 0.75, 1.0
 
 CALM = 2.5
 """rad/s: root mean square speed of the joints' targets that is no shaking."""
-
 
 SIMILAR = 0.05
 """Relative difference of rewards within which slower targets count."""
@@ -78,7 +78,7 @@ class Trial:
 
     Attributes:
         layout: the policy's.
-        base: the env as it is.
+        base: the unchanged env.
     """
 
     def __init__(self, policy: Policy, make: Callable[[int], Any]) -> None:
@@ -86,6 +86,17 @@ class Trial:
         env = make(1)
         self.joints = list(names_of(env.single_action_space))
         keys = ("default_joint_pos", "joint_stiffness", "joint_damping", "action_scale")
+        missing = [key for key in keys if key not in env.metadata]
+        require(
+            not missing and hasattr(env, "physics"),
+            f"transfer changes the physics of a MujocoEnv with Position actions, but "
+            f"{type(env).__name__} names no {', '.join(missing) or 'physics'}: give another env, "
+            "such as --data.env LeggedRobot.",
+        )
+        require(
+            not policy.is_recurrent,
+            f"transfer plays policies without a memory, but {type(policy).__name__} has one.",
+        )
         described: dict[str, Any] = {
             name: dict(zip(self.joints, env.metadata[key], strict=False))
             for name, key in zip(PER_JOINT, keys, strict=True)
