@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import packages_distributions, version
@@ -21,7 +22,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from lightning_rl import Policy
+from lightning_rl import ConfigurationError, Policy
 from lightning_rl.extend.checkpoints import find_checkpoint, load_trained, own_version, run_settings
 from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_classes, parse_options
 from lightning_rl.extend.collectors import FirstEpisodes, action_function, summarize
@@ -70,14 +71,14 @@ class Question(NamedTuple):
     trusted: bool
 
     def settings(self, of_task: str = "") -> Namespace:
-        """Parse the options, with that of a task."""
+        """Parse the options, with the option of a task."""
         options = [*self.of_run, *self.typed, *filter(None, [of_task])]
         with nullcontext() if self.trusted else CommandLine.only_allowed_imports(self.typed):
             return parse_classes("judge", "", PARSED, options)
 
 
 class Task(NamedTuple):
-    """Settings of the env: their text, that of all but the last one, and their option."""
+    """A task: the text of its settings of the env, the text of its suite, and the option."""
 
     name: str
     suite: str
@@ -91,7 +92,7 @@ def judge(options: Sequence[str], command_line: CommandLine) -> None:
 
 
 def compare(options: Sequence[str], command_line: CommandLine) -> None:
-    """Play two policies on the same episodes, and tell whether they differ."""
+    """Play two policies on the same episodes, and print whether the policies differ."""
     questions = _questions("compare", options)
     require(len(questions) == 2, f"rl-cli compare takes two policies, got {len(questions)}.")
     (first, path), (second, other_path) = map(_judge, questions)
@@ -147,7 +148,7 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
         data = data | {"env": data.get("eval_env") or data.get("env")}
         values = {name: data.get(name[5:]) for name in PARSED if name.startswith("data.")}
         of_run = [f"--{n}={_text(value)}" for n, value in values.items() if value is not None]
-        if is_export and questions:  # it has no env, and plays in that of the policy before
+        if is_export and questions:  # it has no env, and plays in the env of the first policy
             of_run = questions[-1].of_run
         questions.append(Question(path, of_run, typed, trusted))
     return questions
@@ -283,8 +284,16 @@ def _play_tasks(
         else:
             # No fork: it would copy threads and contexts of OpenGL. A worker ends with its share,
             # because an idle one would outlive a command that is killed.
-            with ProcessPoolExecutor(count, get_context("spawn"), max_tasks_per_child=1) as pool:
-                list(pool.map(play, shares))
+            try:
+                with ProcessPoolExecutor(
+                    count, get_context("spawn"), max_tasks_per_child=1
+                ) as pool:
+                    list(pool.map(play, shares))
+            except BrokenProcessPool as error:
+                raise ConfigurationError(
+                    f"A worker was killed, perhaps for lack of memory (--workers {count}). The "
+                    f"finished episodes are in {shown(journal)}: the same command goes on."
+                ) from error
         finished = _read_journal(journal)
         return [finished[task.name, k] for task, k in numbers]
     finally:

