@@ -79,6 +79,9 @@ class Trial:
     Attributes:
         layout: the policy's.
         base: the unchanged env.
+
+    Raises:
+        ConfigurationError: for a policy with a memory, or an env of another kind.
     """
 
     def __init__(self, policy: Policy, make: Callable[[int], Any]) -> None:
