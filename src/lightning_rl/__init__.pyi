@@ -84,6 +84,9 @@ from lightning_rl.extensions.algorithms.iql import AWAC as AWAC
 from lightning_rl.extensions.algorithms.iql import IQL as IQL
 from lightning_rl.extensions.algorithms.noise_sac import NoiseSAC as NoiseSAC
 from lightning_rl.extensions.algorithms.residual import (
+    GaussianResidualActorCritic as GaussianResidualActorCritic,
+)
+from lightning_rl.extensions.algorithms.residual import (
     ResidualActorCritic as ResidualActorCritic,
 )
 from lightning_rl.extensions.algorithms.reward_classifier import (

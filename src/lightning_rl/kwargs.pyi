@@ -271,6 +271,24 @@ class GamepadKwargs(TypedDict, total=False):
     speed: float
     neutral: Neutral
 
+class GaussianResidualActorCriticKwargs(TypedDict, total=False):
+    critic_hidden_sizes: Sequence[int] | None
+    encoder: EncoderFactory | None
+    critic_encoder: EncoderFactory | None
+    critic_keys: Sequence[str] | None
+    share_encoder: bool
+    log_std: LogStd
+    log_std_bounds: tuple[float, float]
+    noise_correlation: float
+    activation: str
+    normalize_observation: bool
+    actor_normalization: Normalization
+    network: Network
+    initialization: Initialization
+    memory: MemoryFactory | None
+    actor_keys: Sequence[str] | None
+    ignore_keys: Sequence[str]
+
 class GripperActorCriticKwargs(TypedDict, total=False):
     log_std_bounds: tuple[float, float]
     noise_correlation: float
@@ -557,10 +575,15 @@ class ResidualActorCriticKwargs(TypedDict, total=False):
     critic_normalization: CriticNormalization
     value_atoms: ValueAtoms | None
     initialization: Initialization
+    encoder: EncoderFactory | None
+    critic_encoder: EncoderFactory | None
+    critic_keys: Sequence[str] | None
     share_encoder: bool
+    normalize_observation: bool
     actor_normalization: Normalization
     network: Network
     memory: MemoryFactory | None
+    actor_keys: Sequence[str] | None
     ignore_keys: Sequence[str]
 
 class RewardClassifierKwargs(TypedDict, total=False):

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -13,6 +13,7 @@ from lightning_rl import (
     SAC,
     ActorCritic,
     AsyncCollector,
+    GaussianResidualActorCritic,
     PerceptronEncoder,
     PushCube,
     ResidualActorCritic,
@@ -20,7 +21,7 @@ from lightning_rl import (
     load_policy,
 )
 from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
-from tests.core.equivalence.test_resume import stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.messages import refused
 
@@ -184,3 +185,58 @@ def test_what_cannot_be_corrected_is_refused(tmp_path):
         SAC(make(), random_env_steps=10)
     with refused(names=("ResidualActorCritic", "base policy")):
         make().fields_of(torch.zeros(2, 3))
+
+
+UNIT = Box(-1, 1, (3,))
+
+
+def gaussian(action=ACTION, **kwargs):
+    torch.manual_seed(0)
+    settings = {"base": BASE, "hidden_sizes": (16,), "log_std_init": -1.5, **kwargs}
+    return GaussianResidualActorCritic(OBSERVATION, action, **settings)
+
+
+@pytest.mark.parametrize("action", [ACTION, UNIT], ids=["bounds", "units"])
+@pytest.mark.parametrize("log_std", ["parameter", "state_dependent"])
+def test_a_gaussian_correction_begins_at_the_base_and_has_exact_log_probs(action, log_std):
+    policy, td = gaussian(action, log_std=log_std, scale=0.3), seen(16)
+    width = (action.high - action.low) / 2.0
+    acted = policy.base.get_action(td.clone(), deterministic=True)["action"].double().numpy()
+    base = np.clip(acted, action.low, action.high).astype(np.float64)
+    first = policy.get_action(td.clone(), deterministic=True)["action"]
+    np.testing.assert_allclose(first.numpy(), base, atol=1e-6)
+    torch.nn.init.normal_(policy.actor[-1].bias[:3], std=2.0)
+    acted = policy.get_action(td.clone())
+    result = policy.evaluate_actions(acted)
+    torch.testing.assert_close(result["sample_log_prob"], acted["sample_log_prob"])
+    correction = policy.actor[-1].bias[:3].detach().double().numpy()
+    mean = base + width * 0.3 * np.tanh(correction)
+    deviation = width * np.exp(-1.5)
+    error = (acted["action"].double().numpy() - mean) / deviation
+    density = np.exp(-0.5 * error**2) / (deviation * np.sqrt(2.0 * np.pi))
+    expected = np.log(density).sum(-1)
+    np.testing.assert_allclose(result["sample_log_prob"].detach().numpy(), expected, atol=1e-4)
+    # An action of somebody else has the same log-prob as a drawn one.
+    other = TensorDict({"observation": td["observation"], "action": acted["action"]}, [16])
+    other.update(policy.fields_of(acted["action"]))
+    cloned = policy.evaluate_actions(other)["sample_log_prob"]
+    torch.testing.assert_close(cloned, result["sample_log_prob"], rtol=1e-4, atol=1e-4)
+
+
+def test_ppo_trains_a_gaussian_correction_and_resumes_exactly(tmp_path):
+    policy = {"policy_class": GaussianResidualActorCritic, "base": BASE, "scale": 0.3}
+    policy |= {"normalize_observation": True}
+    module = assert_resumes(tmp_path, 2, env="Pendulum-v1", data=TWO_ENVS, policy=policy)
+    trained = module.policy
+    assert trained.actor[-1].weight.abs().max() > 0
+    fresh = {id(p) for objective in module.objectives.values() for p in objective.parameters}
+    assert not fresh & {id(p) for p in trained.base.parameters()}
+
+
+def test_what_cannot_be_corrected_by_a_gaussian_is_refused():
+    with refused(names=("GaussianResidualActorCritic", "Discrete(2)")):
+        GaussianResidualActorCritic(OBSERVATION, Discrete(2), base=BASE)
+    with refused(names=("GaussianResidualActorCritic", "squash")):
+        gaussian(squash=True)
+    with refused(names=("GaussianResidualActorCritic", "memory", "correction")):
+        gaussian(memory=GRU)

@@ -303,3 +303,39 @@ def test_it_is_not_trained(files, capsys):
     with pytest.raises(SystemExit):
         run(["fit", "--config", write_config("ppo", ppo)])
     assert_names(capsys.readouterr().err, "GRPO", "requires_grad")
+
+
+def test_ppo_corrects_it_and_resumes_exactly_and_no_graph_is_exported(files, capsys):
+    correction = {"class_path": "GaussianResidualActorCritic"}
+    correction["init_args"] = {"base": ONNX, "hidden_sizes": [8]}
+    ppo = {"class_path": "PPO", "init_args": {"policy": correction, "batch_size": 8}}
+    whole = train("whole", ppo, total_env_steps=64)
+    train("half", ppo, "--trainer.max_steps", "2", total_env_steps=64)
+    run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1"])
+    assert_same(load(last(Path("half")))["state_dict"], whole)
+    for kind in ("onnx", "torch"):
+        with pytest.raises(SystemExit):
+            run(["export", "--ckpt_path", "half", "--format", kind])
+        assert_names(capsys.readouterr().err, "policy.onnx", "--format safetensors")
+    run(["export", "--ckpt_path", "half", "--format", "safetensors"])
+
+
+def test_a_student_clones_it_on_its_own_states_and_ppo_goes_on_from_there(files):
+    train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+    student = {"class_path": "ActorCritic", "init_args": {"hidden_sizes": [], "log_std_init": -1.0}}
+    dagger = {"policy": student, "teacher": "fixed", "teacher_env_steps": 128, "batch_size": 16}
+    dagger |= {"learning_rate": 0.02}
+    clone = {"class_path": "BehaviorCloning", "init_args": dagger}
+    train("student", clone, total_env_steps=512, buffer_size=32)
+    env = robot(2)
+    observation, _ = env.reset(seed=0)
+    teacher, cloned = policy(env), load_policy("student").policy
+    for _ in range(8):
+        action = acting(cloned, observation)
+        error = (action - acting(teacher, observation)).abs().max()
+        assert error < 0.2 < acting(teacher, observation).abs().max()
+        observation, *_ = env.step(action)
+    ppo = {"class_path": "PPO", "init_args": {"policy": student, "batch_size": 16}}
+    options = "--trainer.init_from", "student", "--model.learning_rate", "1e-9"
+    state = train("improved", ppo, *options)
+    torch.testing.assert_close(state["policy.actor.0.weight"], cloned.actor[0].weight.detach())

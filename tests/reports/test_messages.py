@@ -38,7 +38,7 @@ gymnasium.register("Mine-v0", Registered)
 
 POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
-    "FlowActorCritic, GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
+    "FlowActorCritic, GaussianResidualActorCritic, GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
     "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
 ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FQL, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, QC, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"

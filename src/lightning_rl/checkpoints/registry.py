@@ -66,9 +66,9 @@ _WRAPPERS = (
 _POLICIES = (
     "Policy",
     "ActorCritic ActorOnly ConditionedPolicy CustomVLA DeterministicActorCritic "
-    "DiscreteActorCritic FlowActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic "
-    "NoisePolicy OnnxPolicy QPolicy ResidualActorCritic SlowPolicy SquashedActorCritic "
-    "SteeredActorCritic VLAPolicy",
+    "DiscreteActorCritic FlowActorCritic GaussianResidualActorCritic GripperActorCritic "
+    "LeRobotPolicy NoiseActorCritic NoisePolicy OnnxPolicy QPolicy ResidualActorCritic SlowPolicy "
+    "SquashedActorCritic SteeredActorCritic VLAPolicy",
 )
 _TABLE = {
     "model": (

@@ -11,11 +11,22 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl import ConfigurationError, Encoder, PerceptronEncoder, SquashedActorCritic
+from lightning_rl import (
+    ActorCritic,
+    ConfigurationError,
+    Encoder,
+    PerceptronEncoder,
+    Policy,
+    SquashedActorCritic,
+)
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.policies import RNG, PolicyFactory, noise_for
+from lightning_rl.extend.policies import RNG, PerceptronPolicy, PolicyFactory, noise_for
 from lightning_rl.extensions.algorithms.frozen import frozen_policy
-from lightning_rl.kwargs import ResidualActorCriticKwargs, Unpack
+from lightning_rl.kwargs import (
+    GaussianResidualActorCriticKwargs,
+    ResidualActorCriticKwargs,
+    Unpack,
+)
 
 BASE_ACTION = "base_action"
 """Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""
@@ -24,7 +35,69 @@ OBSERVATION = "observation"
 """Key of an observation that is no Dict among the networks' inputs."""
 
 
-class ResidualActorCritic(SquashedActorCritic):
+class Correction(PerceptronPolicy):
+    """The part that both corrections of a frozen policy share: networks that also read its action.
+
+    Attributes:
+        base: the frozen policy.
+        scale: largest correction along each dimension, in units of the action bounds.
+    """
+
+    base: Policy
+    scale: float
+    unit: Any  # from the env's actions to units of their bounds
+
+    def set_base(
+        self, frozen: Policy, observation_space: gymnasium.Space[Any], scale: float
+    ) -> None:
+        """Correct `frozen` by at most `scale`, at first by 0.
+
+        Raises:
+            ConfigurationError: for a memory.
+        """
+        name = type(self).__name__
+        for policy, role in ((frozen, "base policy"), (self, "correction")):
+            require(
+                not policy.is_recurrent,
+                f"{name} supports no memory, but its {role}, a {type(policy).__name__}, has one: "
+                "use a policy without a memory.",
+            )
+        # The constructor set the space of the networks' inputs.
+        self.observation_space = observation_space
+        self.base, self.scale = frozen, scale
+        self.micro_batch_size = frozen.micro_batch_size
+        # A last layer of zeros makes the mean correction 0.
+        last = cast(nn.Linear, self.actor[-1])
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias[: self.distribution.size])
+
+    @property
+    def acting_space(self) -> gymnasium.Space[Any]:
+        space, base = super().acting_space, self.base.acting_space
+        if not isinstance(space, gymnasium.spaces.Dict):
+            return space
+        return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, base).spaces, **space.spaces})
+
+    @torch.no_grad()
+    def base_action(self, td: TensorDict) -> Tensor:
+        """Return the base's actions, in [-1, 1] [B, A], for the observations [B] in `td`."""
+        observed = part_for(self.base.observation_space, td.get("observation"))
+        acted = TensorDict({"observation": observed}, td.batch_size)
+        action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
+        # The base may act beyond the bounds, where the env would clip.
+        unit: Tensor = self.unit(action).clamp(-1.0, 1.0)
+        return unit
+
+    def read(self, td: TensorDict, *reading: Any) -> Tensor:
+        return super().read(_inputs(td, self.base_action(td)), *reading)
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        # The statistics do not read the base's action: save a pass of the base.
+        unread = rollout["reward"].new_zeros(*rollout.batch_size, self.distribution.size)
+        super().update_normalization(_inputs(rollout, unread))
+
+
+class ResidualActorCritic(Correction, SquashedActorCritic):
     """A bounded correction of the actions of a frozen policy, with Q critics, for SAC.
 
     In units of the action bounds the action is base + scale * correction, clipped to [-1, 1]. The
@@ -40,17 +113,15 @@ class ResidualActorCritic(SquashedActorCritic):
 
     Args:
         observation_space, action_space: spaces of one env, which the base policy must fit.
+        hidden_sizes: units of the actor's hidden layers.
         checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
             policy is created.
         base: makes the base policy, instead of a checkpoint.
         scale: largest correction along each dimension, in units of the action bounds, in (0, 2].
-        hidden_sizes: units of the actor's hidden layers.
-        normalize_observation: see `PerceptronPolicy`; the base's action is not scaled.
-        encoder, critic_encoder: make the features of the observation, without the base's action.
-        actor_keys, critic_keys: keys of a Dict observation for the correction and the critics; the
-            base reads its own keys.
         trust_code: import any class that the checkpoint names.
-        kwargs: see `SquashedActorCritic`.
+        kwargs: see `SquashedActorCritic`. Encoders read the observation without the base's action,
+            and `normalize_observation` does not scale that action. Keys are those of the
+            correction and the critics; the base reads its own keys.
 
     Raises:
         ConfigurationError: for a base policy of other spaces or with a
@@ -61,16 +132,11 @@ class ResidualActorCritic(SquashedActorCritic):
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (256, 256),
         *,
         checkpoint: str | None = None,
         base: PolicyFactory | None = None,
         scale: float = 0.2,
-        hidden_sizes: Sequence[int] = (256, 256),
-        normalize_observation: bool = False,
-        encoder: Callable[[gymnasium.Space[Any]], Encoder] | None = None,
-        critic_encoder: Callable[[gymnasium.Space[Any]], Encoder] | None = None,
-        actor_keys: Sequence[str] | None = None,
-        critic_keys: Sequence[str] | None = None,
         trust_code: bool = False,
         **kwargs: Unpack[ResidualActorCriticKwargs],
     ) -> None:
@@ -78,40 +144,14 @@ class ResidualActorCritic(SquashedActorCritic):
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
         # Keys that only the base reads are no unread keys.
         self.keys_read_elsewhere = tuple(getattr(frozen.acting_space, "spaces", ()))
-        make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)
+        _read_base_action(kwargs)
         super().__init__(
-            # The networks read the base's action next to the observation.
             _with_base_action(observation_space, action_space),
             action_space,
             hidden_sizes,
-            normalize_observation=normalize_observation and encoder is not None,  # refused
-            encoder=partial(_BesideBaseAction, make=make),
-            critic_encoder=critic_encoder and partial(_BesideBaseAction, make=critic_encoder),
-            actor_keys=actor_keys and [*actor_keys, BASE_ACTION],
-            critic_keys=critic_keys and [*critic_keys, BASE_ACTION],
             **kwargs,
         )
-        for policy, role in ((frozen, "base policy"), (self, "correction")):
-            require(
-                not policy.is_recurrent,
-                f"ResidualActorCritic supports no memory, but its {role}, a "
-                f"{type(policy).__name__}, has one: use a policy without a memory.",
-            )
-        # The constructor set the space of the networks' inputs.
-        self.observation_space = observation_space
-        self.base, self.scale = frozen, scale
-        self.micro_batch_size = frozen.micro_batch_size
-        # A last layer of zeros makes the mean correction 0.
-        last = cast(nn.Linear, self.actor[-1])
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-
-    @property
-    def acting_space(self) -> gymnasium.Space[Any]:
-        space, base = super().acting_space, self.base.acting_space
-        if not isinstance(space, gymnasium.spaces.Dict):
-            return space
-        return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, base).spaces, **space.spaces})
+        self.set_base(frozen, observation_space, scale)
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
@@ -142,28 +182,81 @@ class ResidualActorCritic(SquashedActorCritic):
         base = features[..., -self.distribution.size :]
         return (base + self.scale * correction).clamp(-1.0, 1.0)
 
-    @torch.no_grad()
-    def base_action(self, td: TensorDict) -> Tensor:
-        """Return the base's actions, in [-1, 1] [B, A], for the observations [B] in `td`."""
-        observed = part_for(self.base.observation_space, td.get("observation"))
-        acted = TensorDict({"observation": observed}, td.batch_size)
-        action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
-        # The base may act beyond the bounds, where the env would clip.
-        return self.unit(action).clamp(-1.0, 1.0)
-
-    def read(self, td: TensorDict, *reading: Any) -> Tensor:
-        return super().read(_inputs(td, self.base_action(td)), *reading)
-
-    def update_normalization(self, rollout: TensorDict) -> None:
-        # The statistics do not read the base's action: save a pass of the base.
-        unread = rollout["reward"].new_zeros(*rollout.batch_size, self.distribution.size)
-        super().update_normalization(_inputs(rollout, unread))
-
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         raise ConfigurationError(
             "ResidualActorCritic has no correction for a given action: clone the base policy "
             "instead; and set random_env_steps: 0, because the first corrections are random anyway."
         )
+
+
+class GaussianResidualActorCritic(Correction, ActorCritic):
+    """A correction of the actions of a frozen policy, with a value function, for PPO.
+
+    In units of the action bounds the action is normally distributed around base + scale *
+    tanh(correction), with correction = 0 at first; the env clips it. A given action has a log-prob,
+    so that demonstrations can be cloned.
+
+    Source: see `ResidualActorCritic`.
+
+    Args:
+        observation_space, action_space: spaces of one env, which the base policy must fit.
+        hidden_sizes: units of the actor's hidden layers.
+        checkpoint, base, scale, trust_code: see `ResidualActorCritic`.
+        log_std_init: initial log standard deviation of the action, in units of the action bounds.
+        kwargs: see `ActorCritic`, and for encoders and keys `ResidualActorCritic`.
+
+    Raises:
+        ConfigurationError: see `ResidualActorCritic`, and for actions without bounds.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        checkpoint: str | None = None,
+        base: PolicyFactory | None = None,
+        scale: float = 0.2,
+        log_std_init: float = -2.5,
+        trust_code: bool = False,
+        **kwargs: Unpack[GaussianResidualActorCriticKwargs],
+    ) -> None:
+        check_range("scale", scale, above=0, maximum=2)
+        bounds = [getattr(action_space, name, np.inf) for name in ("low", "high")]
+        require(
+            bool(np.isfinite(bounds).all()),
+            "GaussianResidualActorCritic corrects actions in units of their bounds, but the action "
+            f"space is {action_space}: bound it.",
+        )
+        frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
+        # Keys that only the base reads are no unread keys.
+        self.keys_read_elsewhere = tuple(getattr(frozen.acting_space, "spaces", ()))
+        _read_base_action(kwargs)
+        super().__init__(
+            _with_base_action(observation_space, action_space),
+            action_space,
+            hidden_sizes,
+            log_std_init=log_std_init,
+            squash=False,
+            rescale_action=True,
+            **kwargs,
+        )
+        self.set_base(frozen, observation_space, scale)
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Return the actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
+        shape = self.action_space.shape
+        flat = action.flatten(-len(shape)) if shape else action[..., None]
+        # Bounds of -1 and 1 are units already.
+        return self.fields_of(action).get("unit_action", flat)
+
+    def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
+        size = cast(int, self.distribution.size)
+        correction, *log_std = super().action_output(td, features).split(size, -1)
+        # The last features are the base's action.
+        mean = features[..., -size:] + self.scale * correction.tanh()
+        return torch.cat((mean, *log_std), -1)
 
 
 class _BesideBaseAction(Encoder):
@@ -196,6 +289,19 @@ class _BesideBaseAction(Encoder):
     def _seen(self, observation: Tensor | TensorDict) -> Tensor | TensorDict:
         tree = cast(TensorDict, observation)
         return tree.get(OBSERVATION) if self._alone else tree.exclude(BASE_ACTION)
+
+
+def _read_base_action(settings: Any) -> None:
+    """Let the encoders and keys among the settings of a policy have the base's action, too."""
+    # With an encoder normalize_observation stays, and is refused.
+    normalize = not settings.get("encoder") and settings.pop("normalize_observation", False)
+    settings["encoder"] = settings.get("encoder") or partial(PerceptronEncoder, normalize=normalize)
+    for name in ("encoder", "critic_encoder"):
+        if settings.get(name):
+            settings[name] = partial(_BesideBaseAction, make=settings[name])
+    for name in ("actor_keys", "critic_keys"):
+        if settings.get(name):
+            settings[name] = [*settings[name], BASE_ACTION]
 
 
 def _with_base_action(

@@ -114,6 +114,12 @@ class OnnxPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
+        # A traced graph would call this process's session.
+        require(
+            not torch.compiler.is_exporting(),
+            f"The base is the ONNX file {self.graph.path}, which no traced graph can contain: "
+            "export the policy with --format safetensors, for load_policy.",
+        )
         observation = td["observation"] if self.key is None else td["observation", self.key]
         vector = observation[:, self.columns] * self.scales
         action = _run_graph(vector.float(), self.graph.number, len(self.layout.joints))
@@ -126,7 +132,8 @@ class OnnxPolicy(Policy):
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         raise ConfigurationError(
-            "OnnxPolicy is not trained: correct it by ResidualActorCritic, or clone it."
+            "OnnxPolicy is not trained: correct it by ResidualActorCritic (SAC) or "
+            "GaussianResidualActorCritic (PPO), or clone it by BehaviorCloning."
         )
 
 
