@@ -21,7 +21,7 @@ import yaml
 
 from lightning_rl import LeggedRobot, OnnxPolicy
 from lightning_rl.extensions.managers.term import Observation
-from lightning_rl.extensions.transfer.candidates import cure, mirrored
+from lightning_rl.extensions.transfer.candidates import cure, partners
 from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
 from lightning_rl.extensions.transfer.trial import Trial
@@ -73,7 +73,7 @@ def faults_of(layout):
     order = WHEEL_ORDER.split()
     terms = sorted(layout.observation, key=lambda t: order.index(t) if t in order else 99)
     gains = ("gains", "mass", "stiffness")
-    in_turn = [mirrored(joint, joints) for joint in joints]
+    in_turn = list(partners(joints).values())
     gyro = layout.observation["base_ang_vel"].scale
     return {
         "two joints exchanged": (

@@ -218,7 +218,7 @@ NEEDS = {
     "simulators": "managers",
     "sweeps": "reports",
     "tasks": "algorithms managers teleoperation",
-    "transfer": "managers mujoco",
+    "transfer": "algorithms managers mujoco",
 }
 """Extensions that an extension imports: without one of these it does not work, either."""
 

@@ -13,7 +13,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.term import Observation
 from lightning_rl.extensions.transfer import trial
-from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, mirrored, physics
+from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, partners, physics
 from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
 from tests.messages import assert_names, refused
@@ -142,12 +142,14 @@ def test_a_history_may_have_the_newest_value_first(files, tmp_path):  # noqa: F8
         ("Right_Knee", "Left_Knee"),
         ("FL_calf", "FR_calf"),
         ("l_arm", "r_arm"),
+        ("leftKnee", "rightKnee"),
         ("waist", "waist"),
     ],
 )
 def test_a_joint_has_a_partner_on_the_other_side(name, other):
-    assert mirrored(name, [name, other]) == other
-    assert mirrored(name, [name]) == name
+    assert partners([name, other])[name] == other
+    assert partners([other, name])[name] == other
+    assert partners([name]) == {name: name}
 
 
 def test_physics_changes_what_it_names(files):  # noqa: F811

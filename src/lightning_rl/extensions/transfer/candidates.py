@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from lightning_rl.extensions.algorithms.symmetry import proposed_joints
 from lightning_rl.extensions.transfer.layout import PER_JOINT, LayoutTerm, PolicyLayout, equal
 
 FACTORS = (0.05, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0, 20.0, -1.0)
@@ -23,9 +24,6 @@ MOST_DELAY = 5
 
 LEGGED_GYM = "base_lin_vel base_ang_vel projected_gravity command_lin_vel command_ang_vel dof_pos"
 """Order of terms in legged_gym and Isaac Lab; the others follow."""
-
-SIDES = {"left": "right", "l": "r", "fl": "fr", "rl": "rr", "hl": "hr"}
-"""Words in the names of joints on the left, and the words of their partners on the right."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,7 @@ Candidates = Iterator[tuple[str, Setup]]
 def candidates(
     base: Setup, policy: PolicyLayout, orders: Mapping[str, Sequence[str]]
 ) -> Candidates:
-    """Yield all candidates but the candidates of `physics`.
-
-    Args:
-        base: the unchanged env and layout.
-        policy: layout of the policy, which the env may contradict.
-        orders: orders of the joints by name, such as the model's.
-    """
+    """Yield all changes of `base` but those of `physics`, with known `orders` of the joints."""
     yield from contradictions(base, policy)
     yield from orders_of_joints(base, orders)
     yield from orders_of_terms(base)
@@ -87,7 +79,7 @@ def orders_of_joints(base: Setup, orders: Mapping[str, Sequence[str]]) -> Candid
     joints = list(positions)
     variants = {f"order of joints as {name}": list(order) for name, order in orders.items()}
     variants["joints sorted by name"] = sorted(joints)
-    variants["left and right exchanged"] = [mirrored(joint, joints) for joint in joints]
+    variants["left and right exchanged"] = list(partners(joints).values())
     for pair in combinations(joints, 2):
         variants[" and ".join(pair) + " exchanged"] = _exchanged(joints, *pair)
     for name, order in variants.items():
@@ -133,9 +125,7 @@ def meanings_of_terms(base: Setup) -> Candidates:
 def positions_and_signs(base: Setup) -> Candidates:
     """Yield a shift or another direction of each joint, and of each pair of left and right."""
     positions, joints, signs = base.layout.default_position, base.layout.joints, base.layout.signs
-    pairs = [
-        (joint, mirrored(joint, joints)) for joint in joints if joint < mirrored(joint, joints)
-    ]
+    pairs = [(joint, other) for joint, other in partners(joints).items() if joint < other]
     for group in (*((joint,) for joint in joints), *pairs):
         names = " and ".join(group)
         turned = {joint: -base.layout.sign(joint) for joint in group}
@@ -166,14 +156,10 @@ def physics(base: Setup) -> Candidates:
             yield "delay", replace(base, delay=delay)
 
 
-def mirrored(name: str, joints: Sequence[str]) -> str:
-    """Return the joint on the other side, or the joint itself if there is none."""
-    partners = {}
-    for pair in (*SIDES.items(), *((right, left) for left, right in SIDES.items())):
-        for case in (str.lower, str.upper, str.capitalize):
-            partners[case(pair[0])] = case(pair[1])
-    partner = re.sub("[A-Za-z]+", lambda word: partners.get(word[0], word[0]), name)
-    return partner if partner in joints else name
+def partners(joints: Sequence[str]) -> dict[str, str]:
+    """Return the joint on the other side of each joint, or the joint itself if there is none."""
+    pairs = {name: other.removeprefix("-") for name, other in proposed_joints(joints).items()}
+    return {joint: joint for joint in joints} | pairs | {b: a for a, b in pairs.items()}
 
 
 def _exchanged(names: Sequence[str], first: str, second: str) -> list[str]:

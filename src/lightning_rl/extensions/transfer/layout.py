@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.files import read_text, read_yaml
-from lightning_rl.extend.spaces import by_name
+from lightning_rl.extend.spaces import by_name, names_of
 
 JOINT_NAMES = ("joint_names", "dof_names")
 """Names of the order of the joints in the metadata of ONNX files, ours and holosoma's."""
@@ -135,6 +137,15 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
         _check_number(f"{path}: {name}", values[name])
         check_range(f"{path}: {name}", values[name], above=0)
     return PolicyLayout(**values)
+
+
+def columns_of_terms(space: gymnasium.Space[Any]) -> dict[str, list[int]]:
+    """Return the columns of each term: numbers have names `term/i`, parts of a Dict follow."""
+    parts = space.values() if isinstance(space, gymnasium.spaces.Dict) else [space]
+    by_term: dict[str, list[int]] = {}
+    for column, name in enumerate(name for part in parts for name in names_of(part)):
+        by_term.setdefault(name.rpartition("/")[0], []).append(column)
+    return by_term
 
 
 def _from_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

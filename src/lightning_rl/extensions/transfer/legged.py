@@ -13,24 +13,11 @@ from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import Position
-from lightning_rl.extensions.managers.term import Metric, Observation, Reward, Termination
+from lightning_rl.extensions.managers.term import Observation, Reward, Termination
 from lightning_rl.extensions.managers.view import EnvView
-from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
+from lightning_rl.extensions.mujoco import quadruped
+from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView, joint_velocities
 from lightning_rl.extensions.mujoco.model import read_spec
-from lightning_rl.extensions.mujoco.quadruped import (
-    ROOT,
-    action_change,
-    gravity,
-    last_action,
-    random_command,
-    torso_height,
-    torso_velocity,
-    tracking,
-    turn_rate,
-    velocity_error,
-    velocity_errors,
-    yaw_error,
-)
 from lightning_rl.extensions.transfer.layout import PolicyLayout, read_layout
 from lightning_rl.kwargs import LeggedRobotKwargs, Unpack
 
@@ -41,26 +28,15 @@ ON_ITS_SIDE = -0.3
 """z of gravity's direction in the frame of the base, above which a robot has fallen."""
 
 
-def linear_command(env: EnvView) -> Tensor:
-    """Return the commanded velocity, [M, 2] m/s forwards and to the left."""
-    value: Tensor = env.state["command"][:, :2]
-    return value
-
-
-def turn_command(env: EnvView) -> Tensor:
-    """Return the commanded yaw rate, [M, 1] rad/s to the left."""
-    value: Tensor = env.state["command"][:, 2:]
+def commanded(env: EnvView, columns: list[int]) -> Tensor:
+    """Return parts of the command, [M, k]: m/s forwards, m/s to the left, rad/s to the left."""
+    value: Tensor = env.state["command"][:, columns]
     return value
 
 
 def joint_offsets(env: MujocoView, positions: dict[str, float]) -> Tensor:
     """Return the positions of joints relative to `positions`, [M, A] rad."""
     return env.qpos(*positions) - torch.tensor([*positions.values()], device=env.device)
-
-
-def joint_speeds(env: MujocoView, joints: list[str]) -> Tensor:
-    """Return the velocities of joints, [M, A] rad/s."""
-    return env.qvel(*joints)
 
 
 def clock(
@@ -76,7 +52,9 @@ def clock(
 def fallen(env: MujocoView) -> Tensor:
     """Return whether the base is low or on its side, [M] bool."""
     height: float = env.env.standing_height
-    return (torso_height(env) < LYING * height) | (gravity(env)[:, 2] > ON_ITS_SIDE)
+    return (quadruped.torso_height(env) < LYING * height) | (
+        quadruped.gravity(env)[:, 2] > ON_ITS_SIDE
+    )
 
 
 class LeggedRobot(MujocoEnv):
@@ -114,20 +92,19 @@ class LeggedRobot(MujocoEnv):
     """
 
     default_rewards: ClassVar[Mapping[str, Reward]] = {
-        "velocity": Reward(tracking, {"name": "velocity_error"}, weight=1.0),
-        "yaw": Reward(tracking, {"name": "yaw_error"}, weight=0.5),
-        "action_change": Reward(action_change, weight=-0.005),
+        "velocity": Reward(quadruped.tracking, {"name": "velocity_error"}, weight=1.0),
+        "yaw": Reward(quadruped.tracking, {"name": "yaw_error"}, weight=0.5),
+        "action_change": Reward(quadruped.action_change, weight=-0.005),
     }
-    default_metrics: ClassVar[Mapping[str, Metric]] = {
-        "velocity_error": Metric(velocity_error),
-        "yaw_error": Metric(yaw_error),
-    }
+    default_metrics = quadruped.Quadruped.default_metrics
     default_terminations: ClassVar[Mapping[str, Termination]] = {
         **MujocoEnv.default_terminations,
         "fallen": Termination(fallen, ends="fail"),
     }
     default_events: ClassVar[Mapping[str, Event]] = {
-        "command": Event(random_command, mode="interval", every_s=(10.0, 10.0), at_reset=True),
+        "command": Event(
+            quadruped.random_command, mode="interval", every_s=(10.0, 10.0), at_reset=True
+        ),
     }
 
     def __init__(
@@ -183,8 +160,8 @@ class LeggedRobot(MujocoEnv):
         moved["waiting"] = waiting
         return moved
 
-    def measure(self, env: EnvView) -> dict[str, Tensor]:
-        return velocity_errors(env)
+    measure = quadruped.Quadruped.measure
+    markers = quadruped.Quadruped.markers
 
 
 def terms_of(layout: PolicyLayout) -> dict[str, Observation]:
@@ -195,14 +172,14 @@ def terms_of(layout: PolicyLayout) -> dict[str, Observation]:
     """
     phases = {"phases": list(layout.phases), "period": layout.phase_period}
     functions: dict[str, tuple[Any, dict[str, Any]]] = {
-        "base_ang_vel": (turn_rate, {}),
-        "base_lin_vel": (torso_velocity, {}),
-        "projected_gravity": (gravity, {}),
-        "command_lin_vel": (linear_command, {}),
-        "command_ang_vel": (turn_command, {}),
+        "base_ang_vel": (quadruped.turn_rate, {}),
+        "base_lin_vel": (quadruped.torso_velocity, {}),
+        "projected_gravity": (quadruped.gravity, {}),
+        "command_lin_vel": (commanded, {"columns": [0, 1]}),
+        "command_ang_vel": (commanded, {"columns": [2]}),
         "dof_pos": (joint_offsets, {"positions": layout.default_position}),
-        "dof_vel": (joint_speeds, {"joints": layout.joints}),
-        "actions": (last_action, {}),
+        "dof_vel": (joint_velocities, {"joints": layout.joints}),
+        "actions": (quadruped.last_action, {}),
         "sin_phase": (clock, {**phases, "function": "sin"}),
         "cos_phase": (clock, {**phases, "function": "cos"}),
     }
@@ -233,7 +210,7 @@ def driven(spec: Any, layout: PolicyLayout) -> Any:
         not missing,
         f"The model has no joint {', '.join(missing)}; it has {', '.join(filter(None, joints))}.",
     )
-    free[0].name = ROOT
+    free[0].name = quadruped.ROOT
     limits = {actuator.target: actuator.ctrlrange for actuator in spec.actuators}
     for actuator in list(spec.actuators):
         spec.delete(actuator)
@@ -249,7 +226,7 @@ def driven(spec: Any, layout: PolicyLayout) -> Any:
         )
     model = spec.copy().compile()
     pose = np.array(model.qpos0)
-    pose[model.joint(ROOT).qposadr[0] + 2] = layout.height
+    pose[model.joint(quadruped.ROOT).qposadr[0] + 2] = layout.height
     for name, position in layout.default_position.items():
         pose[model.joint(name).qposadr[0]] = position
     for key in list(spec.keys):

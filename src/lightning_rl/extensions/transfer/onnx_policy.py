@@ -19,7 +19,7 @@ from lightning_rl.extend.errors import import_extra, require
 from lightning_rl.extend.files import open_file, tell
 from lightning_rl.extend.policies import RNG
 from lightning_rl.extend.spaces import names_of
-from lightning_rl.extensions.transfer.layout import PolicyLayout, read_layout
+from lightning_rl.extensions.transfer.layout import PolicyLayout, columns_of_terms, read_layout
 
 LARGEST_FILE = 2**30
 """Most bytes of an ONNX file."""
@@ -267,9 +267,7 @@ def input_columns(
     Raises:
         ConfigurationError: the env has no such term, or other joints.
     """
-    by_term: dict[str, list[int]] = {}
-    for index, name in enumerate(names_of(observations)):
-        by_term.setdefault(name.rpartition("/")[0], []).append(index)
+    by_term = columns_of_terms(observations)
     require(
         bool(by_term),
         f"OnnxPolicy reads numbers by their names, but {observations} has none: make the "

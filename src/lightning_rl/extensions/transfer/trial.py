@@ -18,7 +18,13 @@ from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.mujoco.rotations import inverse, rotate
 from lightning_rl.extensions.mujoco.threads import ThreadedPhysics
 from lightning_rl.extensions.transfer.candidates import Setup, candidates, physics
-from lightning_rl.extensions.transfer.layout import PER_JOINT, LayoutTerm, PolicyLayout, equal
+from lightning_rl.extensions.transfer.layout import (
+    PER_JOINT,
+    LayoutTerm,
+    PolicyLayout,
+    columns_of_terms,
+    equal,
+)
 from lightning_rl.extensions.transfer.onnx_policy import OnnxPolicy
 
 ROUNDS = ((2, 1.2, 300), (3, 2.5, 20), (10, 5.0, 20))
@@ -104,7 +110,7 @@ class Trial:
             name: dict(zip(self.joints, env.metadata[key], strict=False))
             for name, key in zip(PER_JOINT, keys, strict=True)
         }
-        self.columns = _columns(policy.acting_space)
+        self.columns = columns_of_terms(policy.acting_space)
         if isinstance(policy, OnnxPolicy):
             self.layout = policy.layout
         else:
@@ -270,14 +276,6 @@ def _change_physics(env: Any, setup: Setup) -> None:
     env.step_dt, env.delay = layout.control_period, 0
     substeps = max(1, round(env.step_dt / model.opt.timestep))
     env.physics = ThreadedPhysics(env.layout, env.num_envs, substeps)
-
-
-def _columns(space: gymnasium.Space[Any]) -> dict[str, list[int]]:
-    parts = space.values() if isinstance(space, gymnasium.spaces.Dict) else [space]
-    by_term: dict[str, list[int]] = {}
-    for column, name in enumerate(name for part in parts for name in names_of(part)):
-        by_term.setdefault(name.rpartition("/")[0], []).append(column)
-    return by_term
 
 
 def _level(model: Any, actuator: int) -> int:
