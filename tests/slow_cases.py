@@ -6,6 +6,10 @@ the quick test or case that notices the same defects (`[...]`: another case of t
 
 SLOW_CASES = {
     # --- graphs: each feature is compiled once ---
+    "equivalence/test_off_policy.py::test_compiled_it_follows_the_eager_run[QC of goals in hindsight]": "[FQL in chunks, and help]",
+    "equivalence/test_exploring.py::test_compiled_they_follow_the_eager_run[train/curiosity_loss]": "[rewards/curiosity]",
+    "equivalence/test_allowed.py::test_compiled_it_follows_the_eager_run[masks]": "[parts, noise]",
+    "numerics/test_encoders.py::test_compiled_it_follows_the_eager_run[SAC]": "test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled[False]",
     "equivalence/test_compile_auto.py::test_a_resumed_run_goes_on_as_it_began[False]": "[True]",
     "equivalence/test_compiled_steps.py::test_every_task_and_policy_is_stepped_as_eagerly[CartPoleSwingUp]": "[PushCube]",
     "equivalence/test_compiled_steps.py::test_every_task_and_policy_is_stepped_as_eagerly[PointMass]": "[PushCube]",
@@ -31,6 +35,23 @@ SLOW_CASES = {
     "numerics/test_gripper.py::test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference[1-dtype1-True]": "[2-dtype1-True]",
     "core/numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference[False-2-True]": "[True-4-True]",
     # --- resume, background: settings that another case has ---
+    "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted[FQL in chunks, and help]": "numerics/test_fql.py::test_on_a_dataset_it_is_resumed_bit_for_bit[settings0]",
+    "numerics/test_fql.py::test_on_a_dataset_it_is_resumed_bit_for_bit[settings1]": "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted[QC of goals in hindsight]",
+    "numerics/test_fql.py::test_goals_in_hindsight_and_interventions_give_chunks[1]": "[3]",
+    "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted[SAC that remembers]": "[CrossQ that remembers]",
+    "equivalence/test_off_policy.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground[QC of goals in hindsight]": "[FQL in chunks, and help]",
+    "equivalence/test_exploring.py::test_in_the_background_and_stopped_they_end_as_uninterrupted[train/curiosity_loss]": "[rewards/curiosity]",
+    "equivalence/test_allowed.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground[masks]": "[parts, noise]",
+    "numerics/test_encoders.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted[GRPO]": "[PPO, two encoders]",
+    "numerics/test_first_episodes.py::test_a_run_that_is_stopped_within_the_first_episodes_ends_as_uninterrupted[Gymnasium]": "[processes]",
+    "numerics/test_real_time.py::test_the_first_ratio_is_one_and_without_lag_the_background_is_the_foreground[skip]": "[ppo]",
+    "numerics/test_real_time.py::test_the_first_ratio_is_one_and_without_lag_the_background_is_the_foreground[grpo]": "[ppo]",
+    "numerics/test_real_time.py::test_a_run_that_is_stopped_between_two_chunks_of_an_episode_ends_as_uninterrupted[1]": "[delays1]",
+    "numerics/test_transfer.py::test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background[base]": "[checkpoint]",
+    "numerics/test_iql.py::test_it_learns_in_bfloat16_and_its_values_are_not_rounded[IQL]": "[AWAC]",
+    "numerics/test_iql.py::test_pictures_are_encoded_by_what_the_critics_train[0.9]": "[None]",
+    "numerics/test_precision.py::test_all_algorithms_train_in_it[SAC-Pendulum-v1-settings4]": "[SAC-Pendulum-v1-settings3]",
+    "numerics/test_flows.py::test_resume_is_exact[clone]": "[noise of actions, with help]",
     "numerics/test_apg.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted[APG]": "[SHAC]",
     "equivalence/test_allowed.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground[noise, SAC]": "[parts, noise]",
     "equivalence/test_terms.py::test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground[in the background]": "[by a remote collector]",
@@ -91,6 +112,9 @@ SLOW_CASES = {
     "numerics/test_vla_loading.py::test_every_family_takes_steps_from_a_first_ratio_of_one[GRPO-paligemma]": "[PPO-paligemma]",
     "numerics/test_vla_loading.py::test_every_family_takes_steps_from_a_first_ratio_of_one[GRPO-smolvlm]": "[PPO-smolvlm]",
     # --- export ---
+    "equivalence/test_export.py::test_each_policy_acts_as_in_torch[parts]": "[pictures, choices and numbers]",
+    "equivalence/test_export.py::test_each_policy_acts_as_in_torch[noise alone is no state; TD3]": "[a gripper]",
+    "equivalence/test_lerobot_plugin.py::test_the_plugin_acts_as_load_policy[picture-onnx]": "[memory-onnx]",
     "equivalence/test_export.py::test_without_torch_it_does_what_validate_does[InvertedPendulum-v5-settings1]": "[CartPole-v1-settings0]",
     "equivalence/test_export.py::test_each_policy_acts_as_in_torch[SAC, residual, noise, GRU]": "[LSTM, noise, chunks]",
     "equivalence/test_export.py::test_each_policy_acts_as_in_torch[points in pictures]": "[pictures, choices and numbers]",
@@ -98,6 +122,7 @@ SLOW_CASES = {
     "equivalence/test_export.py::test_each_policy_acts_as_in_torch[a Q network]": "[normalised choices, masked; a privileged critic]",
     "equivalence/test_export.py::test_each_policy_acts_as_in_torch[in a wrapper]": "[a correction of another]",
     # --- kills and schedules at random: as many as find the defects of scripts/mutations.py ---
+    "cli/test_judge.py::test_workers_change_nothing[10]": "[3]",
     "core/faults/test_async_faults.py::test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon[15-async]": "[2-async]",
     "core/faults/test_async_faults.py::test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon[2-sync]": "[15-sync]",
     "core/faults/test_hangs.py::test_a_learner_that_waits_for_another_thread_gets_the_error[reset-async]": "test_processes_that_hang_are_killed_and_the_run_ends[reset]",
@@ -130,6 +155,8 @@ SLOW_CASES = {
     "core/learning/test_probes.py::test_sac_learns_from_pictures_which_action_is_asked_for[True]": "test_the_actor_learns_from_pictures_which_action_is_asked_for",
     "numerics/test_recurrence.py::test_a_cue_is_recalled_twenty_steps_later_by_those_who_remember[None]": "[GRU]",
     # --- the command line: what differs is a class or a file, and not a mechanism ---
+    "cli/test_commands.py::test_every_shipped_off_policy_config_trains[sac_best.yaml]": "[sac.yaml]",
+    "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one[vla_ppo_smolvlm.yaml]": "[vla_bc_smolvlm.yaml]",
     "cli/test_check.py::test_of_a_shipped_config_it_warns_of_nothing_and_leaves_nothing[grpo.yaml-ways2]": "[ppo.yaml-ways0]",
     "core/learning/test_spaces.py::test_wrappers_and_env_kwargs_come_from_yaml[async]": "[sync]",
     "cli/test_commands.py::test_every_shipped_config_of_gradients_through_steps_trains[apg_swing_up.yaml]": "[apg_point_mass.yaml]",

@@ -1,25 +1,31 @@
-"""Leave out each extension in turn: import the others, parse shipped configs and train.
+"""Leave out some extensions in turn: import the others, parse shipped configs and train.
 
 python -m tests.cli.left_out COPY_OF_THE_PACKAGE
 
-Each turn is a fork of a process that has imported the core and the packages of extras, and moves one folder away.
+Each turn is a fork of a process that has imported the core and the packages of extras, and moves folders away.
+For each two extensions, the first of which does not need the second, a turn has the first without the second.
 """
 
+import ast
 import os
 import re
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module, invalidate_caches
+from itertools import product
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.system.extensions import TASKS
 from lightning_rl.system.lazy import modules_of_names
-from tests.test_architecture import NEEDS
 
+RULES = Path(__file__).parents[1] / "test_architecture.py"
+# That file imports extensions.
+NEEDS = ast.literal_eval(re.search(r"^NEEDS = (\{.*?^\})", RULES.read_text(), re.M | re.S)[1])
 EXTRAS = (
     "mujoco",
     "minari",
@@ -42,6 +48,28 @@ def not_working_without(extension):
     return {extension}.union(*map(not_working_without, needing))
 
 
+def turns_of(names):
+    """Return sets of extensions to leave out, which have each extension without each that it does not need."""
+    lost = {name: not_working_without(name) for name in names}
+    missing = {(there, away) for away in names for there in set(names) - lost[away]}
+    turns, draws = [set(names)], Random(5)
+
+    def shown(turn):
+        there = set(names).difference(*(lost[name] for name in turn))
+        return missing & set(product(there, turn))
+
+    while missing:
+        candidates = []
+        for _ in range(30):
+            turn = set()
+            for name in draws.sample(names, len(names)):
+                turn = max(turn, turn | {name}, key=lambda away: len(shown(away)))
+            candidates.append(turn)
+        turns.append(max(candidates, key=lambda turn: len(shown(turn))))
+        missing -= shown(turns[-1])
+    return turns
+
+
 def modules_of(package):
     """Return the import paths of the modules of each extension."""
     found = {}
@@ -59,20 +87,21 @@ def extensions_named_in(config, package):
     return {path[2] for path in paths if path[1] == "extensions"}
 
 
-def check(extension, package, modules, configs):
-    """Do what works without an extension."""
+def check(turn, package, modules, configs):
+    """Do what works without some extensions."""
     from lightning_rl.cli.app import run  # it imports extensions, for their short names
 
     invalidate_caches()
-    lost = not_working_without(extension)
-    for name in sorted(set(modules) - lost):
+    for name in turn:
+        with pytest.raises(ImportError):
+            import_module(f"lightning_rl.extensions.{name}")
+    for name in sorted(set(modules).difference(*map(not_working_without, turn))):
         for module in modules[name]:
             import_module(module)
     for config in configs:
-        if not extensions_named_in(config, package) & lost:
-            with pytest.raises(SystemExit) as ended:
-                run(["fit", f"--config={config}", "--print_config"])
-            assert not ended.value.code, config
+        with pytest.raises(SystemExit) as ended:
+            run(["fit", f"--config={config}", "--print_config"])
+        assert not ended.value.code, config
     run(
         [
             "fit",
@@ -84,13 +113,13 @@ def check(extension, package, modules, configs):
     )
 
 
-def attempt(extension, *settings):
+def attempt(*settings):
     """Check in a fork; return whether it passed."""
     if (child := os.fork()) == 0:
         code = 1
-        with open(f"{extension}.log", "w") as log, redirect_stdout(log), redirect_stderr(log):
+        with open("log", "w") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                check(extension, *settings)
+                check(*settings)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -99,20 +128,24 @@ def attempt(extension, *settings):
 
 
 def main(package):
-    for extra in EXTRAS:
+    for extra in ("lightning_rl.extend", "lightning_rl.training.trainer", *EXTRAS):
         with suppress(ImportError):
             import_module(extra)
-    modules, configs = modules_of(package), sorted(shipped_configs().values())
-    failed = []
-    for number, extension in enumerate(modules):
-        folder, away = package / "extensions" / extension, package / f"{extension}.away"
-        folder.rename(away)
-        if not attempt(extension, package, modules, configs[number :: len(modules)]):
-            failed.append(extension)
-        away.rename(folder)
-    for extension in failed:
-        print(f"Without {extension}:", Path(f"{extension}.log").read_text()[-1500:])
-    sys.exit(len(failed))
+    modules, failed = modules_of(package), 0
+    named = {path: extensions_named_in(path, package) for path in shipped_configs().values()}
+    for turn in turns_of(sorted(modules)):
+        lost = set().union(*map(not_working_without, turn))
+        configs = [path for path in named if not named[path] & lost]
+        folders = {package / "extensions" / name: package / f"{name}.away" for name in turn}
+        for folder, away in folders.items():
+            folder.rename(away)
+        if not attempt(turn, package, modules, configs[:6]):
+            failed += 1
+            print(f"Without {', '.join(sorted(turn))}:", Path("log").read_text()[-1500:])
+        for folder, away in folders.items():
+            away.rename(folder)
+        named = {path: names for path, names in named.items() if path not in configs[:6]}
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

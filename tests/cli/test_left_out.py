@@ -27,13 +27,6 @@ def python(package, *arguments, cwd=ROOT):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_without_extensions_the_core_trains_evaluates_resumes_and_loads(package):
-    """`.ci/run` runs all of `tests/core` so."""
-    shutil.rmtree(package / "extensions")
-    pytest_alone = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
-    python(package, *pytest_alone, "tests/core/cli/test_alone.py")
-
-
 def test_without_an_extension_the_others_can_be_imported_configured_and_trained_with(
     package, tmp_path
 ):

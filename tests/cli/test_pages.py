@@ -262,7 +262,9 @@ def follow_here(arguments, first):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
         if (
-            config.endswith(("push_cube.yaml", "point_mass.yaml", "quadruped.yaml"))
+            config.endswith(
+                ("velocity.yaml", "push_cube.yaml", "point_mass.yaml", "quadruped.yaml")
+            )
             or "student" in config
         ):
             arguments += ["--data.num_envs", "16"]

@@ -208,7 +208,7 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
     policy = settings.get("policy")
     off_policy = issubclass(algorithm, OffPolicyAlgorithm)
     data = {"replay": partial(ReplayBuffer, capacity=500)} if off_policy else {}
-    data |= settings.get("data", {})
+    data |= {"total_env_steps": 128} | settings.get("data", {})
     trainer = PLAIN | BF16
     module, *_ = train(tmp_path, env=env, data=data, policy=policy, model=model, trainer=trainer)
     state = module.state_dict()
@@ -218,7 +218,11 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
 
 CROSSQ = {
     "env": "Pendulum-v1",
-    "data": {"replay": partial(ReplayBuffer, capacity=500)},
+    "data": {
+        "replay": partial(ReplayBuffer, capacity=500),
+        "buffer_size": 8,
+        "total_env_steps": 160,
+    },
     "policy": BATCH["policy"],
     "model": {"algorithm": SAC} | BATCH["model"],
 }

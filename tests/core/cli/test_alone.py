@@ -1,4 +1,4 @@
-"""The core alone; `tests/cli/test_left_out.py` runs this in a copy of the package without extensions."""
+"""The core alone; `.ci/run` runs this in a copy of the package without extensions."""
 
 from pathlib import Path
 
@@ -10,19 +10,20 @@ from lightning_rl.cli.app import run
 from tests.messages import assert_names
 
 SMALL = {
-    "ppo.yaml": ["--data.total_env_steps=2048", "--data.num_eval_episodes=2"],
+    "ppo.yaml": ["--data.total_env_steps=2048"],
     "sac.yaml": [
-        "--data.total_env_steps=400",
-        "--data.num_eval_episodes=1",
-        "--model.random_env_steps=200",
+        "--data.total_env_steps=128",
+        "--model.random_env_steps=64",
+        "--model.batch_size=64",
     ],
 }
+EVALUATED = ["--data.num_eval_episodes=1", "--data.max_eval_episode_steps=50"]
 HAS_EXTENSIONS = Path(lightning_rl.__file__).with_name("extensions").exists()
 
 
 @pytest.mark.parametrize("config", SMALL)
 def test_it_trains_evaluates_resumes_and_acts(config, own_directory):
-    run(["fit", "--config", config, *SMALL[config]])
+    run(["fit", "--config", config, *SMALL[config], *EVALUATED])
     (run_dir,) = Path("outputs").iterdir()
     run(["validate", "--ckpt_path", "last"])
     assert (run_dir / "evaluation.json").exists()
