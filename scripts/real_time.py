@@ -1,11 +1,13 @@
 """Measure real-time chunks on a task with momentum: success, and jerk at the seams of chunks.
 
-    python scripts/real_time.py --seeds 1 2 3 --output real_time.json
+    python scripts/real_time.py --seeds 1 2 3
+    python scripts/real_time.py --task catch --delays 4 --place outputs/catch
 
 A flow of chunks of 16 actions at 30 Hz is cloned from an expert, and acts with a chunk every 8
 steps. Each chunk takes d steps to compute. Waiting brakes meanwhile; skipping executes the old
 chunk and continues with the new one; RTC guides the new chunk towards the old one. Then PPO trains
-the clone in real time. "conditioned" is a clone that gets the old chunk's actions as input.
+the clone in real time, with RTC and with skipping. "conditioned" is a clone that gets the old
+chunk's actions as input. Two tasks: a detour around a disc, and a ball to catch.
 
 Success over 200 episodes per cell with a Wilson interval; jerk is the mean change of the action
 from one step to the next where a chunk takes over, and within chunks.
@@ -48,17 +50,14 @@ CHUNK, HORIZON, DELAYS, EPISODES = 16, 8, (0, 2, 4, 8), 200
 TIMESTEP, FORCE, DAMPING, RADIUS, GOAL = 1 / 30, 4.0, 0.5, 0.25, 0.2
 """s, m/s^2 per unit of action, 1/s, m, m."""
 
-METHODS = ("waiting", "skipping", "RTC", "RTC, PPO", "conditioned")
+TRAINED: dict[str, Any] = {"RTC": "guided", "skipping": "skip"}
+"""What PPO trains with: name in the table, method."""
 
 
-class Detour(TorchEnv):
-    """Fly a point with momentum around a disc, on either side, to a goal.
+class Flight(TorchEnv):
+    """Move a point with momentum by a force, action [2]; gusts change its velocity.
 
-    Gusts change the velocity. Touching the disc is a failure. The expert takes the nearer side, and
-    a random one if both are about as near. The reward is 1 at the goal, and the progress.
-
-    Observation: `proprio` [7], position, velocity, heights of the disc and of the goal, and above
-    the disc. Action [2], the force.
+    Observation: `proprio` [7]. An episode ends after 200 steps.
     """
 
     start_size = 5
@@ -68,6 +67,36 @@ class Detour(TorchEnv):
         action = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         space = gymnasium.spaces.Dict({"proprio": box})
         super().__init__(num_envs, space, action, 200, device)
+
+    def observe(self, state: TensorDict) -> TensorDict:
+        return TensorDict({"proprio": self.features(state)}, state.batch_size)
+
+    def move(self, state: TensorDict, action: Tensor) -> TensorDict:
+        """Return the state after a step, with a gust in one of 50 steps."""
+        gust = self.uniform(3)
+        kick = (gust[:, :2] * 2.0 - 1.0) * GUST * (gust[:, 2:] < 0.02)
+        force = FORCE * action.clamp(-1.0, 1.0)
+        velocity = state["velocity"] + TIMESTEP * (force - DAMPING * state["velocity"]) + kick
+        position = state["position"] + TIMESTEP * velocity
+        return state.copy().update({"position": position, "velocity": velocity})
+
+    def features(self, state: TensorDict) -> Tensor:
+        """Return the observation [M, 7], scaled to about 1, which small networks learn sooner."""
+        raise NotImplementedError
+
+    def expert(self, state: TensorDict) -> Tensor:
+        """Return the expert's action [M, 2] for a state [M]."""
+        raise NotImplementedError
+
+
+class Detour(Flight):
+    """Fly around a disc, on either side, to a goal.
+
+    Touching the disc is a failure. The expert takes the nearer side, and a random one if both are
+    about as near. The reward is 1 at the goal, and the progress.
+
+    `proprio`: position, velocity, heights of the disc and of the goal, and above the disc.
+    """
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         signed = uniform * 2.0 - 1.0
@@ -82,31 +111,24 @@ class Detour(TorchEnv):
         }
         return TensorDict(state, [len(uniform)], device=self.device)
 
-    def observe(self, state: TensorDict) -> TensorDict:
+    def features(self, state: TensorDict) -> Tensor:
         x, y = state["position"].split(1, 1)
         ahead, aside = state["velocity"].split(1, 1)
-        # Scaled to about 1, which a small network learns from sooner.
         parts = [x, 3 * y, 2 * ahead, 3 * aside, 4 * state["disc"], 3 * state["goal"]]
         parts.append(6 * (y - state["disc"]))
-        return TensorDict({"proprio": torch.cat(parts, 1)}, state.batch_size)
+        return torch.cat(parts, 1)
 
     def transition(self, state: TensorDict, action: Tensor) -> Any:
-        gust = self.uniform(3)
-        kick = (gust[:, :2] * 2.0 - 1.0) * GUST * (gust[:, 2:] < 0.02)
-        force = FORCE * action.clamp(-1.0, 1.0)
-        velocity = state["velocity"] + TIMESTEP * (force - DAMPING * state["velocity"]) + kick
-        position = state["position"] + TIMESTEP * velocity
-        moved = state.copy().update({"position": position, "velocity": velocity})
+        moved = self.move(state, action)
         before, after = (_distance(each, 1.2, each["goal"]) for each in (state, moved))
         success = after < GOAL
         hit = _distance(moved, 0.0, state["disc"]) < RADIUS
-        far = (position.abs() > 2.0).any(1)
+        far = (moved["position"].abs() > 2.0).any(1)
         info = {"success": success, "fail": hit | far}
         reward = before - after + success.float() - (hit | far).float()
         return moved, reward, success | hit | far, info
 
     def expert(self, state: TensorDict) -> Tensor:
-        """Return the expert's action [M, 2] for a state [M]."""
         position, velocity = state["position"], state["velocity"]
         beside = state["disc"] + state["side"] * (RADIUS + 0.25)
         passed = position[:, :1] > 0.0
@@ -125,11 +147,64 @@ def _distance(state: TensorDict, x: float, y: Tensor) -> Tensor:
     return (ahead.square() + (state["position"][:, 1] - y[:, 0]).square()).sqrt()
 
 
-CHUNKS = partial(ActionChunk, env=Detour, chunk_size=CHUNK, execute=HORIZON)
+class Catch(Flight):
+    """Catch a ball that flies by between two walls: be near it, at its velocity.
+
+    Gusts change the ball's velocity, too. A ball that leaves to the left is lost. The reward is 1
+    for a catch, and what the distance and the difference of velocities lost.
+
+    `proprio`: position, velocity, and the ball's from there; its sideward velocity.
+    """
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        signed = uniform * 2.0 - 1.0
+        ahead, aside = signed[:, 0], signed[:, 1]
+        state = {
+            "position": torch.stack((-0.8 + 0.2 * ahead, 0.4 * aside), 1),
+            "velocity": torch.zeros_like(signed[:, :2]),
+            "ball": torch.stack((1.2 + 0.2 * ahead, 0.5 * signed[:, 2]), 1),
+            "speed": torch.stack((-0.8 + 0.2 * signed[:, 3], 0.8 * signed[:, 4]), 1),
+        }
+        return TensorDict(state, [len(uniform)], device=self.device)
+
+    def features(self, state: TensorDict) -> Tensor:
+        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        return torch.cat((2 * way, 2 * speed, state["speed"], 2 * state["ball"][:, 1:]), 1)
+
+    def transition(self, state: TensorDict, action: Tensor) -> Any:
+        moved = self.move(state, action)
+        gust = self.uniform(3)
+        speed = state["speed"] + (gust[:, :2] * 2.0 - 1.0) * GUST * (gust[:, 2:] < 0.02)
+        ball = state["ball"] + TIMESTEP * speed
+        beyond = ball[:, 1].abs() > 0.6
+        speed[:, 1] = torch.where(beyond, -speed[:, 1].abs() * ball[:, 1].sign(), speed[:, 1])
+        moved.update({"ball": ball, "speed": speed})
+        before, after = (self.gap(each) for each in (state, moved))
+        distance = (ball - moved["position"]).norm(dim=1)
+        success = (distance < 0.08) & ((speed - moved["velocity"]).norm(dim=1) < 0.25)
+        lost = (ball[:, 0] < -1.5) | (moved["position"].abs() > 2.0).any(1)
+        reward = before - after + success.float() - lost.float()
+        return moved, reward, success | lost, {"success": success, "fail": lost}
+
+    def gap(self, state: TensorDict) -> Tensor:
+        """Return the distance in m plus .2 s times the difference of velocities, [M]."""
+        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        return way.norm(dim=1) + 0.2 * speed.norm(dim=1)
+
+    def expert(self, state: TensorDict) -> Tensor:
+        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        return (6.0 * way + 3.0 * speed).clamp(-1.0, 1.0)
+
+
+TASKS: dict[str, type[Flight]] = {"detour": Detour, "catch": Catch}
+
+
+def chunks(task: str) -> Any:
+    return partial(ActionChunk, env=TASKS[task], chunk_size=CHUNK, execute=HORIZON)
 
 
 def make_policy(real_time: RealTime) -> VLAPolicy:
-    env = CHUNKS(1)
+    env = chunks("detour")(1)  # both tasks have these spaces
     spaces = env.single_observation_space, env.single_action_space
     flow = FlowSettings(steps=5, hidden_sizes=(256, 256))
     body = PerceptronBackbone((128, 128), 4)
@@ -137,7 +212,7 @@ def make_policy(real_time: RealTime) -> VLAPolicy:
 
 
 def fit(
-    place: Path, seed: int, module: Any, data: dict[str, Any], steps: int
+    task: str, place: Path, seed: int, module: Any, data: dict[str, Any], steps: int
 ) -> tuple[VLAPolicy, float]:
     """Train an algorithm without evaluations; return the policy and its CPU seconds."""
     torch.manual_seed(seed)
@@ -149,11 +224,13 @@ def fit(
         max_epochs=-1,
         limit_val_batches=0,
     )
-    trainer.fit(module, RLDataModule(CHUNKS, total_env_steps=steps, seed=seed, **data))
+    trainer.fit(module, RLDataModule(chunks(task), total_env_steps=steps, seed=seed, **data))
     return module.policy, time.process_time() - begun
 
 
-def clone(place: Path, seed: int, real_time: RealTime, passes: int) -> tuple[VLAPolicy, float]:
+def clone(
+    task: str, place: Path, seed: int, real_time: RealTime, passes: int
+) -> tuple[VLAPolicy, float]:
     torch.manual_seed(seed)
     prefix = HORIZON if real_time.method == "conditioned" else 0
     settings = {"learning_rate": 1e-3, "batch_size": 256, "lr_schedule": "linear"}
@@ -163,28 +240,28 @@ def clone(place: Path, seed: int, real_time: RealTime, passes: int) -> tuple[VLA
         "buffer_size": 25,
         "collector": partial(DatasetCollector, episodes=2000),
     }
-    return fit(place, seed, module, data, passes * 400 * 85)
+    return fit(task, place, seed, module, data, passes * 400 * 85)
 
 
 def tune(
-    place: Path, seed: int, policy: VLAPolicy, real_time: RealTime, steps: int
+    task: str, place: Path, seed: int, policy: VLAPolicy, real_time: RealTime, steps: int
 ) -> tuple[VLAPolicy, float]:
     torch.manual_seed(seed)
     tuned = make_policy(real_time)
     tuned.load_state_dict(policy.state_dict())
     module = PPO(tuned, learning_rate=1e-4, n_epochs=4, batch_size=256, ent_coef=0.0, gamma=0.995)
-    return fit(place, seed, module, {"num_envs": 64, "buffer_size": 32}, steps)
+    return fit(task, place, seed, module, {"num_envs": 64, "buffer_size": 32}, steps)
 
 
 @torch.no_grad()
-def measure(policy: VLAPolicy, method: str, delay: int, seed: int) -> dict[str, Any]:
+def measure(task: str, policy: VLAPolicy, method: str, delay: int, seed: int) -> dict[str, Any]:
     """Play 200 episodes step by step, with drawn noise."""
     kind = {"waiting": "skip", "skipping": "skip"}.get(method)
     settings = replace(policy.real_time, delay_steps=delay, method=kind or policy.real_time.method)
     policy.real_time = settings
     policy.head.noise_level = 1e-4  # the ODE from drawn noise
     policy.eval()
-    env = Detour(EPISODES)
+    env = TASKS[task](EPISODES)
     observation, _ = env.reset(seed=1_000_000)
     generator = torch.Generator().manual_seed(seed)
     state = policy.first_state(EPISODES)["state"]
@@ -230,33 +307,36 @@ def measure(policy: VLAPolicy, method: str, delay: int, seed: int) -> dict[str, 
     }
 
 
-def run(seed: int, place: Path, passes: int, steps: int, delays: Sequence[int]) -> dict[str, Any]:
+def run(
+    task: str, seed: int, place: Path, passes: int, steps: int, delays: Sequence[int]
+) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    base, seconds = clone(place / f"clone{seed}", seed, RealTime(HORIZON), passes)
+    base, seconds = clone(task, place / f"clone{seed}", seed, RealTime(HORIZON), passes)
     rows["clone"] = {"cpu_s": seconds}
-    given, seconds = clone(
-        place / f"given{seed}", seed, RealTime(HORIZON, method="conditioned"), passes
-    )
+    prefix = RealTime(HORIZON, method="conditioned")
+    conditioned, seconds = clone(task, place / f"conditioned{seed}", seed, prefix, passes)
     rows["conditioned clone"] = {"cpu_s": seconds}
     weights = {key: value.clone() for key, value in base.state_dict().items()}
+
+    def report(name: str, row: dict[str, Any]) -> None:
+        rows[name] = row
+        print(json.dumps({seed: {name: row}}), flush=True)
+
     for delay in delays:
         for method in ("waiting", "skipping", "RTC", "conditioned"):
-            policy = given
+            policy = conditioned
             if method != "conditioned":
                 policy = make_policy(RealTime(HORIZON, delay))
                 policy.load_state_dict(weights)
-            rows[f"{method}, {delay}"] = measure(policy, method, delay, seed)
-            print(
-                json.dumps({seed: {f"{method}, {delay}": rows[f"{method}, {delay}"]}}), flush=True
-            )
+            report(f"{method}, {delay}", measure(task, policy, method, delay, seed))
     for delay in delays if steps else ():
-        base.load_state_dict(weights)
-        tuned, seconds = tune(
-            place / f"ppo{seed}_{delay}", seed, base, RealTime(HORIZON, delay), steps
-        )
-        name = f"RTC, PPO, {delay}"
-        rows[name] = measure(tuned, "RTC", delay, seed) | {"cpu_s": seconds}
-        print(json.dumps({seed: {name: rows[name]}}), flush=True)
+        for name, method in TRAINED.items():
+            base.load_state_dict(weights)
+            settings = RealTime(HORIZON, delay, method=method)
+            folder = place / f"ppo_{method}{seed}_{delay}"
+            tuned, seconds = tune(task, folder, seed, base, settings, steps)
+            row = measure(task, tuned, name, delay, seed) | {"cpu_s": seconds}
+            report(f"{name}, PPO, {delay}", row)
     return rows
 
 
@@ -265,7 +345,7 @@ def cost(batch: int = 256, repeats: int = 40) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for method in ("skip", "guided"):
         policy = make_policy(RealTime(HORIZON, 4, method=method))
-        td = TensorDict({"observation": CHUNKS(batch).reset(seed=0)[0]}, [batch])
+        td = TensorDict({"observation": chunks("detour")(batch).reset(seed=0)[0]}, [batch])
         with torch.no_grad():
             td["state"] = policy(td.clone())["next_state"]
             td = policy(td)
@@ -291,6 +371,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--task", choices=TASKS, default="detour")
     parser.add_argument("--delays", nargs="+", type=int, default=list(DELAYS))
     parser.add_argument("--passes", type=int, default=100, help="iterations of cloning")
     parser.add_argument("--steps", type=int, default=400_000, help="env steps of PPO")
@@ -301,9 +382,8 @@ def main() -> None:
     if args.cost:
         print(json.dumps(cost()))
         return
-    rows = {
-        seed: run(seed, args.place, args.passes, args.steps, args.delays) for seed in args.seeds
-    }
+    settings = args.passes, args.steps, args.delays
+    rows = {seed: run(args.task, seed, args.place, *settings) for seed in args.seeds}
     (args.place / "rows.json").write_text(json.dumps(rows, indent=1))
 
 

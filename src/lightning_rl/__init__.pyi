@@ -134,6 +134,8 @@ from lightning_rl.extensions.fsdp.strategy import (
 from lightning_rl.extensions.libero.env import LiberoEnv as LiberoEnv
 from lightning_rl.extensions.managers.managed_env import ManagedEnv as ManagedEnv
 from lightning_rl.extensions.managers.wrapper import TermWrapper as TermWrapper
+from lightning_rl.extensions.motions.robot import MotionRobot as MotionRobot
+from lightning_rl.extensions.motions.style import StylePPO as StylePPO
 from lightning_rl.extensions.mujoco.env import MujocoEnv as MujocoEnv
 from lightning_rl.extensions.mujoco.env import MujocoView as MujocoView
 from lightning_rl.extensions.mujoco.quadruped import Quadruped as Quadruped

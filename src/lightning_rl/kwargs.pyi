@@ -390,6 +390,25 @@ class LeggedRobotKwargs(TypedDict, total=False):
     camera: str | None
     device: str
 
+class MotionRobotKwargs(TypedDict, total=False):
+    timestep: float
+    integrator: Literal["implicitfast", "euler"]
+    action_clip: float
+    delay: int
+    max_episode_steps: int
+    keyframe: str | None
+    rewards: dict[str, float | Reward | None] | None
+    terminations: dict[str, Termination | None] | None
+    metrics: dict[str, Metric | None] | None
+    curriculum: dict[str, Curriculum | None] | None
+    rewards_per_second: bool
+    backend: Backend
+    num_threads: int
+    max_contacts: int | None
+    max_constraints: int | None
+    camera: str | None
+    device: str
+
 class NatureCNNKwargs(TypedDict, total=False):
     normalize: bool
     crop: tuple[int, int, int, int] | None
@@ -676,6 +695,31 @@ class SteeredActorCriticKwargs(TypedDict, total=False):
     activation: str
     num_critics: int
     trust_code: bool
+
+class StylePPOKwargs(TypedDict, total=False):
+    gae_lambda: float
+    clip_coef: float
+    clip_value_loss: bool
+    normalize_advantage: Literal["minibatch", "rollout", "off", False]
+    ent_coef: float
+    vf_coef: float
+    critic_warmup_iterations: int
+    lr_schedule: Literal["constant", "linear", "adaptive"]
+    desired_kl: float
+    gamma: float
+    normalize_reward: bool
+    target_kl: float | None
+    off_policy_correction: Correction
+    behavior_weight_cap: float
+    n_epochs: int
+    batch_size: int
+    sequence_length: SequenceLength
+    burn_in: int
+    learning_rate: float
+    max_grad_norm: float | None
+    optimizer: OptimizerFactory | None
+    max_nonfinite_steps: int
+    compile: Setting
 
 class SymmetricPPOKwargs(TypedDict, total=False):
     gae_lambda: float

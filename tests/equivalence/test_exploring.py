@@ -1,12 +1,15 @@
-"""Mirrored samples and curiosity meet compiled updates, resume and the background; two ranks are in ddp_runs.py."""
+"""Mirrored samples, curiosity and style meet compiled updates, resume and the background; two ranks are in ddp_runs.py."""
 
 from functools import partial
 
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
 
-from lightning_rl import CuriousPPO, CuriousSAC, ReplayBuffer, SymmetricPPO
+from lightning_rl import CuriousPPO, CuriousSAC, ReplayBuffer, StylePPO, SymmetricPPO
 from tests.core.equivalence.test_resume import stop_and_resume
+from tests.envs import ScriptedTask
 from tests.equivalence.test_async import assert_same_training, background
 from tests.helpers import assert_same_run, scalars, train
 
@@ -24,13 +27,36 @@ MODELS = {
     },
     "train/curiosity_loss": {"algorithm": CuriousPPO, "normalize_reward": True},
     "rewards/curiosity": {"algorithm": CuriousSAC, "updates_per_env_step": 0.1},
+    "train/style_loss": {"algorithm": StylePPO, "discriminator": {"hidden_sizes": [8]}},
 }
 """By a curve that only they have."""
 
 
+def styled(num_envs):
+    """Points whose motion is anywhere in the upper right."""
+    key = Box(-9, 9, (2,))
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"place": uniform[:, :2], "motion": uniform},
+        lambda env, state, action: (
+            {"place": state["place"] + 0.1 * action, "motion": env.uniform(4)},
+        ),
+        observe=lambda state: TensorDict(
+            {"policy": state["place"], "style": state["place"], "motion": state["motion"]},
+            state.batch_size,
+        ),
+        observation_space=Dict({"policy": key, "style": key, "motion": Box(-9, 9, (4,))}),
+        action_space=Box(-1, 1, (2,)),
+        start_size=4,
+    )
+
+
 def run_of(curve, **model):
     replay = {"replay": partial(ReplayBuffer, capacity=500)} if "SAC" in str(MODELS[curve]) else {}
-    return RUN | {"model": MODELS[curve] | model, "data": RUN["data"] | replay}
+    run = RUN | {"model": MODELS[curve] | model, "data": RUN["data"] | replay}
+    if curve == "train/style_loss":
+        run |= {"env": styled, "policy": {"ignore_keys": ["style", "motion"]}}
+    return run
 
 
 @pytest.mark.parametrize("curve", MODELS)

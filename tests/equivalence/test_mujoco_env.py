@@ -166,6 +166,7 @@ def test_parts_of_the_state_have_their_names():
         (view.qvel("free", "hinge"), np.zeros(7)),
         (view.sensor("angle", "speed"), [2.0, 0.0]),
         (view.xpos("ball"), data.body("ball").xpos),
+        (view.xpos("arm"), data.body("arm").xpos),  # its mass is elsewhere
         (view.xquat("arm"), data.body("arm").xquat),
         (view.site_xpos("tip"), data.site("tip").xpos),
         (view.ctrl("motor"), [0.5]),

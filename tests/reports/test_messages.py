@@ -41,10 +41,10 @@ POLICIES = (
     "FlowActorCritic, GaussianResidualActorCritic, GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, OnnxPolicy, QPolicy, ResidualActorCritic, "
     "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FQL, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, QC, RewardClassifier, SAC, SHAC, SymmetricPPO, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, CuriousPPO, CuriousSAC, DQN, DiscreteSAC, FQL, FixedPolicy, GRPO, GripperSAC, IQL, NoiseSAC, PPO, QC, RewardClassifier, SAC, SHAC, StylePPO, SymmetricPPO, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
-    "LeggedRobot, LiberoEnv, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
+    "LeggedRobot, LiberoEnv, MotionRobot, MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 

@@ -39,8 +39,8 @@ PROBES = ["FiveDoors", "TwoDoors"]
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
-    "LeggedRobot LiberoEnv MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
-    "SuccessFramesEnv TensorSimulator TermWrapper "
+    "LeggedRobot LiberoEnv MotionRobot MujocoEnv PointMass PushBlocks PushCube Quadruped Reach "
+    "ReturnFramesEnv SuccessFramesEnv TensorSimulator TermWrapper "
     f"{' '.join(PROBES)}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
@@ -74,7 +74,8 @@ _TABLE = {
     "model": (
         "Algorithm",
         "APG AWAC BehaviorCloning CuriousPPO CuriousSAC DQN DiscreteSAC FQL FixedPolicy GRPO "
-        "GripperSAC IQL NoiseSAC PPO QC RewardClassifier SAC SHAC SymmetricPPO TD3 ValueFit",
+        "GripperSAC IQL NoiseSAC PPO QC RewardClassifier SAC SHAC StylePPO SymmetricPPO TD3 "
+        "ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
@@ -224,7 +225,7 @@ TEXTS = {
         (
             *("path", "model_path", "adapter", "tokenizer", "language_model", "vlm_model_name"),
             *("weights", "checkpoint", "teacher"),
-            *("demonstrations", "xml_file"),
+            *("demonstrations", "motion", "xml_file"),
         ),
         _PATH,
     ),

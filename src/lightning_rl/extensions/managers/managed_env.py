@@ -179,9 +179,10 @@ class ManagedEnv(TorchEnv):
             return state
         env = self.view_class(self, state, key, episode)
         for name, (first, _) in self._levels.items():
-            entry = f"curriculum/{name}"
             level = torch.full((env.num_envs,), first, device=self.device)
-            env.state[entry] = level if not persistent else persistent[entry]
+            env.state[f"curriculum/{name}"] = level
+        for name, value in (persistent or {}).items():
+            env.state[name] = value
         if self.events:
             # Events come first: memories and observations begin with the changed state.
             self.events.start(env)

@@ -39,11 +39,14 @@ MOVING = ("body_ipos", "site_pos", "site_quat")
 """Fields that move frames, which the compiler may have found equal; see `Layout.model_for`."""
 
 FRAMES = {
-    "xpos": ("mjOBJ_BODY", "mjSENS_FRAMEPOS"),
-    "xquat": ("mjOBJ_BODY", "mjSENS_FRAMEQUAT"),
+    "xpos": ("mjOBJ_XBODY", "mjSENS_FRAMEPOS"),
+    "xquat": ("mjOBJ_XBODY", "mjSENS_FRAMEQUAT"),
     "site_xpos": ("mjOBJ_SITE", "mjSENS_FRAMEPOS"),
 }
-"""Views of bodies and sites: kind of the object, and the sensor that measures it."""
+"""Views of bodies and sites: kind of the object, and the sensor that measures it.
+
+MuJoCo's mjOBJ_BODY would be the frame of the inertia, at the centre of mass.
+"""
 
 APART = 1e-3
 """m: shift that separates equal frames during a compilation."""

@@ -1,0 +1,1 @@
+"""Reference motions: a robot learns to move as a recording does."""
