@@ -393,7 +393,6 @@ class LeggedRobotKwargs(TypedDict, total=False):
 class MotionRobotKwargs(TypedDict, total=False):
     timestep: float
     integrator: Literal["implicitfast", "euler"]
-    action_clip: float
     delay: int
     max_episode_steps: int
     keyframe: str | None

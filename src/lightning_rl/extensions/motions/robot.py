@@ -20,7 +20,7 @@ from lightning_rl.extensions.motions.motion import (
     start_probabilities,
     tracking_errors,
 )
-from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
+from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView, joint_velocities
 from lightning_rl.extensions.mujoco.quadruped import (
     ROOT,
     action_change,
@@ -31,7 +31,7 @@ from lightning_rl.extensions.mujoco.quadruped import (
 )
 from lightning_rl.extensions.mujoco.rotations import inverse, product, rotate
 from lightning_rl.extensions.transfer.layout import read_layout
-from lightning_rl.extensions.transfer.legged import LeggedRobot, joint_offsets, joint_speeds
+from lightning_rl.extensions.transfer.legged import LeggedRobot, joint_offsets
 from lightning_rl.kwargs import MotionRobotKwargs, Unpack
 
 Starts = Literal["adaptive", "uniform", "first"]
@@ -175,6 +175,7 @@ class MotionRobot(LeggedRobot):
         parts: parts of the motion in which failures are counted.
         bodies: bodies of the model whose positions are compared. Default: those without children.
         ahead: frames of the observation.
+        action_clip: largest action.
         style: observe also `style` and `motion`, the groups of `StylePPO`.
         observations: see `ManagedEnv`. Default: one group, `policy`, of the terms above.
         events: see `ManagedEnv`; added to `motion`, which starts an episode in the motion.
@@ -221,6 +222,7 @@ class MotionRobot(LeggedRobot):
         parts: int = 10,
         bodies: Sequence[str] | None = None,
         ahead: Sequence[int] = (1, 5),
+        action_clip: float = 3.0,
         style: bool = False,
         observations: dict[str, dict[str, Observation]] | None = None,
         events: dict[str, Event | None] | None = None,
@@ -242,7 +244,7 @@ class MotionRobot(LeggedRobot):
             "turn_rate": Observation(turn_rate, scale=0.25),
             "velocity": Observation(torso_velocity),
             "joint_offsets": Observation(joint_offsets, positions),
-            "joint_speeds": Observation(joint_speeds, {"joints": self.joints}, scale=0.05),
+            "joint_speeds": Observation(joint_velocities, {"joints": self.joints}, scale=0.05),
             "action": Observation(last_action),
             "phase": Observation(phase),
             "joints_ahead": Observation(joints_ahead, frames),
@@ -259,6 +261,7 @@ class MotionRobot(LeggedRobot):
             model,
             layout,
             observations=observations or groups,
+            action_clip=action_clip,
             events={"motion": in_motion, **(events or {})},
             **kwargs,
         )

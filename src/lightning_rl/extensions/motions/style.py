@@ -171,7 +171,11 @@ class StylePPO(PPO):
         return [*super().configure_objectives(), objective]
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Mix the style reward into a fresh rollout `batch` [N, T+1], and train on its steps."""
+        """Mix the style reward into a fresh rollout `batch` [N, T+1], and train on its steps.
+
+        Raises:
+            ConfigurationError: the env takes chunks of actions.
+        """
         require(
             "executed" not in batch.keys(),
             f"{type(self).__name__} rewards single actions, but this env takes chunks of actions.",
