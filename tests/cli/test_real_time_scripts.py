@@ -3,6 +3,7 @@
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -17,9 +18,9 @@ def test_the_arm_never_waits_for_its_policy(tmp_path):
     assert min(measured["delays"]) >= 2  # 100 ms at 30 Hz
 
 
-def test_the_expert_of_the_task_flies_around_the_disc():
-    script = runpy.run_path(str(SCRIPTS / "real_time.py"))
-    env = script["Detour"](64)
+@pytest.mark.parametrize("task", ["detour", "catch"])
+def test_the_expert_solves_its_task(task):
+    env = runpy.run_path(str(SCRIPTS / "real_time.py"))["TASKS"][task](64)
     env.reset(seed=0)
     running, success = torch.ones(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
     for _ in range(env.max_episode_steps):
