@@ -46,6 +46,16 @@ class Motion:
     velocity: Tensor
     turn_rate: Tensor
 
+    @property
+    def base(self) -> Tensor:
+        """[F, 7], position and quaternion of the base."""
+        return torch.cat((self.root, self.rotation), 1)
+
+    @property
+    def base_velocity(self) -> Tensor:
+        """[F, 6], velocity and turn rate of the base."""
+        return torch.cat((self.velocity, self.turn_rate), 1)
+
     def __len__(self) -> int:
         return len(self.joints)
 
@@ -98,8 +108,7 @@ def read_motion(
     require(len(frames) > 2, f"{path} lasts {times[-1]:.3f} s, less than three control periods.")
     columns = np.concatenate((numbers[:, [names.index(joint) for joint in joints]], base), 1)
     sampled = np.stack([np.interp(frames, times, column) for column in columns.T], 1)
-    parts = torch.from_numpy(sampled).split((len(joints), 3, 4), 1)
-    positions, root, rotation = parts
+    positions, root, rotation = torch.from_numpy(sampled).split((len(joints), 3, 4), 1)
     rotation = rotation / rotation.norm(dim=1, keepdim=True)
     velocities = [torch.gradient(part, spacing=period, dim=0)[0] for part in (positions, root)]
     values = positions, velocities[0], root, rotation, velocities[1], _turn_rate(rotation, period)

@@ -86,30 +86,17 @@ def base_ahead(env: MujocoView, frames: list[int]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def motion_speeds(env: EnvView) -> Tensor:
-    """Return the joint velocities of the next frame of the motion, [M, J] rad/s."""
-    speeds: Tensor = env.env.motion.joint_velocities[_coming(env, 1)]
-    return speeds
-
-
 def style(env: MujocoView) -> Tensor:
     """Return the state that a discriminator sees, [M, 2 J + 10]; see `style_of`."""
-    base, qvel = env.qpos(ROOT), env.qvel(ROOT)
-    return style_of(env.qpos(*env.env.joints), env.qvel(*env.env.joints), base, qvel)
+    joints = env.qpos(*env.env.joints), env.qvel(*env.env.joints)
+    return style_of(*joints, env.qpos(ROOT), env.qvel(ROOT))
 
 
 def style_of_motion(env: EnvView) -> Tensor:
     """Return two consecutive states of the motion at a random frame, [M, 2 (2 J + 10)]."""
-    motion = env.env.motion
-    frame = (env.uniform(1)[:, 0] * (len(motion) - 1)).long().clamp(max=len(motion) - 2)
-    states = []
-    for index in (frame, frame + 1):
-        base = torch.cat((motion.root[index], motion.rotation[index]), 1)
-        velocity = torch.cat((motion.velocity[index], motion.turn_rate[index]), 1)
-        states.append(
-            style_of(motion.joints[index], motion.joint_velocities[index], base, velocity)
-        )
-    return torch.cat(states, 1)
+    states, count = env.env.motion_style, len(env.env.motion)
+    frame = (env.uniform(1)[:, 0] * (count - 1)).long().clamp(max=count - 2)
+    return torch.cat((states[frame], states[frame + 1]), 1)
 
 
 def style_of(joints: Tensor, joint_velocities: Tensor, base: Tensor, velocity: Tensor) -> Tensor:
@@ -157,12 +144,11 @@ class MotionRobot(LeggedRobot):
     counts its own failures, so that episodes do not depend on other envs), `uniform` anywhere,
     `first` in the first frame, for evaluations.
 
-    Observation: gravity, turn rate, velocity, offsets and velocities of the joints, the last
-    action, the phase, and the motion's joints and base in `ahead` frames. Rewards: `joints`
-    exp(-2 sum of squared errors), weight .65; `joint_velocities` exp(-.1 ...), .1; `bodies`
-    exp(-40 ...) of the positions of `bodies` seen from the base, .15; `base` exp(-10 squared
-    distance), .1; `heading` exp(-5 squared angle), .1; `action_change`, -.005. Metrics:
-    `joint_error` (mean, rad), `base_error` (m). An episode that reaches the end is a success.
+    Observation: gravity, turn rate and velocity seen by the base, offsets and velocities of the
+    joints, the last action, the phase, and the motion's joints and base in `ahead` frames. Rewards:
+    exp(-k error) of `joints` (k 2, weight .65), `joint_velocities` (.1, .1), `bodies` seen from the
+    base (40, .15), `base` (10, .1), `heading` (5, .1); `action_change`, -.005. Metrics:
+    `joint_error` (mean, rad), `base_error` (m). Reaching the end of the motion is a success.
 
     Args:
         num_envs: N.
@@ -183,6 +169,7 @@ class MotionRobot(LeggedRobot):
 
     Attributes:
         motion: the motion at the control period.
+        motion_style: [F, 2 J + 10], what a discriminator sees of each frame.
 
     Raises:
         ConfigurationError: see `read_motion` and `LeggedRobot`, or a number is out of range.
@@ -249,7 +236,6 @@ class MotionRobot(LeggedRobot):
             "phase": Observation(phase),
             "joints_ahead": Observation(joints_ahead, frames),
             "base_ahead": Observation(base_ahead, frames),
-            "motion_speeds": Observation(motion_speeds, scale=0.05),
         }
         groups = {"policy": observation}
         if style:
@@ -286,6 +272,8 @@ class MotionRobot(LeggedRobot):
         places = torch.tensor(np.array(rows), dtype=torch.float32, device=self.device)
         back = inverse(self.motion.rotation)[:, None]
         self._places = rotate(back, places - self.motion.root[:, None])
+        joints = self.motion.joints, self.motion.joint_velocities
+        self.motion_style = style_of(*joints, self.motion.base, self.motion.base_velocity)
 
     def pose_at(self, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Return positions [M, nq] and velocities [M, nv] of the model at frames [M]."""
@@ -293,14 +281,12 @@ class MotionRobot(LeggedRobot):
         qpos = self._first["qpos"].repeat(len(frame), 1)
         qvel = self._first["qvel"].repeat(len(frame), 1)
         columns = self.layout.columns
-        for part, values, joints in (
-            ("qpos", torch.cat((motion.root, motion.rotation), 1), (ROOT,)),
-            ("qpos", motion.joints, self.joints),
-            ("qvel", torch.cat((motion.velocity, motion.turn_rate), 1), (ROOT,)),
-            ("qvel", motion.joint_velocities, self.joints),
+        for joints, positions, velocities in (
+            ((ROOT,), motion.base, motion.base_velocity),
+            (self.joints, motion.joints, motion.joint_velocities),
         ):
-            target = qpos if part == "qpos" else qvel
-            target[:, columns(part, joints, self.device)] = values[frame]
+            qpos[:, columns("qpos", joints, self.device)] = positions[frame]
+            qvel[:, columns("qvel", joints, self.device)] = velocities[frame]
         return qpos, qvel
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
