@@ -193,6 +193,11 @@ def test_an_episode_starts_in_a_frame_and_zero_follows_the_motion(files):
     env.step(torch.ones(4, 2))
     scale = torch.tensor([0.5, 0.25])  # of right_hip and left_hip, the layout's order
     torch.testing.assert_close(env.final_state["ctrl"], env.motion.joints[frame + 2] + scale)
+    plain = robot(4, residual=False)
+    plain.reset(seed=3)
+    plain.step(torch.ones(4, 2))
+    at_rest = torch.tensor([[-0.2, 0.1]])
+    torch.testing.assert_close(plain.final_state["ctrl"], (at_rest + scale).expand(4, 2))
 
 
 def test_measures_agree_with_mujoco(files):

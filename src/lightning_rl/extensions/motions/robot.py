@@ -86,7 +86,7 @@ def base_ahead(env: MujocoView, frames: list[int]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def style(env: MujocoView) -> Tensor:
+def robot_style(env: MujocoView) -> Tensor:
     """Return the state that a discriminator sees, [M, 2 J + 10]; see `style_of`."""
     joints = env.qpos(*env.env.joints), env.qvel(*env.env.joints)
     return style_of(*joints, env.qpos(ROOT), env.qvel(ROOT))
@@ -129,16 +129,12 @@ def _coming(env: EnvView, ahead: int) -> Tensor:
     return frame
 
 
-STYLE = {"state": Observation(style)}
-"""The observation group of the robot's state for a discriminator."""
-
-
 class MotionRobot(LeggedRobot):
     """Track a reference motion: any legged robot of MuJoCo, with the gains of a layout.
 
     An episode starts in a frame of the motion and ends with the motion, at the time limit, or as a
     failure when the base is .5 m or .8 rad from the motion's (`deviated`). The control of a joint
-    is the motion's next position plus action_scale * action.
+    is the motion's next position plus action_scale * action; see `residual`.
 
     `starts`: `adaptive` starts more often where the env failed (`start_probabilities`; each env
     counts its own failures, so that episodes do not depend on other envs), `uniform` anywhere,
@@ -162,6 +158,7 @@ class MotionRobot(LeggedRobot):
         bodies: bodies of the model whose positions are compared. Default: those without children.
         ahead: frames of the observation.
         action_clip: largest action.
+        residual: add the action to the motion's joints, otherwise to the default positions.
         style: observe also `style` and `motion`, the groups of `StylePPO`.
         observations: see `ManagedEnv`. Default: one group, `policy`, of the terms above.
         events: see `ManagedEnv`; added to `motion`, which starts an episode in the motion.
@@ -210,6 +207,7 @@ class MotionRobot(LeggedRobot):
         bodies: Sequence[str] | None = None,
         ahead: Sequence[int] = (1, 5),
         action_clip: float = 3.0,
+        residual: bool = True,
         style: bool = False,
         observations: dict[str, dict[str, Observation]] | None = None,
         events: dict[str, Event | None] | None = None,
@@ -218,7 +216,7 @@ class MotionRobot(LeggedRobot):
         check_range("uniform_share", uniform_share, minimum=0, maximum=1)
         check_range("parts", parts, minimum=1)
         described = read_layout(layout)
-        self.joints, self.parts = described.joints, parts
+        self.joints, self.parts, self.residual = described.joints, parts, residual
         names = None if joint_names is None else list(joint_names)
         self.motion = read_motion(motion, self.joints, described.control_period, names)
         self._bodies, self._at_rest = bodies, torch.tensor([*described.default_position.values()])
@@ -239,7 +237,8 @@ class MotionRobot(LeggedRobot):
         }
         groups = {"policy": observation}
         if style:
-            groups |= {"style": STYLE, "motion": {"step": Observation(style_of_motion)}}
+            groups["style"] = {"state": Observation(robot_style)}
+            groups["motion"] = {"step": Observation(style_of_motion)}
         start = {"starts": starts, "uniform_share": uniform_share}
         in_motion = Event(start_in_motion, start, mode="reset")
         super().__init__(
@@ -291,13 +290,13 @@ class MotionRobot(LeggedRobot):
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         state = super().initial_state(uniform)
-        rows = len(uniform)
-        state["frame"] = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        state["failures"] = torch.zeros(rows, self.parts, device=self.device)
+        state["frame"] = torch.zeros(len(uniform), dtype=torch.int64, device=self.device)
+        state["failures"] = torch.zeros(len(uniform), self.parts, device=self.device)
         return state
 
     def control(self, env: EnvView) -> Tensor:
-        return super().control(env) + self.motion.joints[_coming(env, 1)] - self._at_rest
+        ctrl = super().control(env)
+        return ctrl + self.motion.joints[_coming(env, 1)] - self._at_rest if self.residual else ctrl
 
     def simulate(self, env: EnvView) -> TensorDict:
         moved = super().simulate(env)
