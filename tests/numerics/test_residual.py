@@ -225,12 +225,16 @@ def test_a_gaussian_correction_begins_at_the_base_and_has_exact_log_probs(action
 
 def test_ppo_trains_a_gaussian_correction_and_resumes_exactly(tmp_path):
     policy = {"policy_class": GaussianResidualActorCritic, "base": BASE, "scale": 0.3}
-    policy |= {"normalize_observation": True}
+    policy |= {"normalize_observation": True, "value_lr_scale": 10.0}
     module = assert_resumes(tmp_path, 2, env="Pendulum-v1", data=TWO_ENVS, policy=policy)
     trained = module.policy
     assert trained.actor[-1].weight.abs().max() > 0
-    fresh = {id(p) for objective in module.objectives.values() for p in objective.parameters}
-    assert not fresh & {id(p) for p in trained.base.parameters()}
+    correction, value = trained.parameter_groups()
+    assert value["lr_scale"] == 10.0
+    assert {id(p) for p in value["params"]} == {id(p) for p in trained.critic.parameters()}
+    moved = {id(p) for p in (*correction["params"], *value["params"])}
+    assert not moved & {id(p) for p in trained.base.parameters()}
+    assert moved == {id(p) for p in trained.parameters() if p.requires_grad}
 
 
 def test_what_cannot_be_corrected_by_a_gaussian_is_refused():

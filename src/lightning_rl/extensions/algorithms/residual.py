@@ -203,6 +203,8 @@ class GaussianResidualActorCritic(Correction, ActorCritic):
         hidden_sizes: units of the actor's hidden layers.
         checkpoint, base, scale, trust_code: see `ResidualActorCritic`.
         log_std_init: initial log standard deviation of the action, in units of the action bounds.
+        value_lr_scale: learning rate of the value function, relative to the correction's. A small
+            deviation makes each step of the correction larger, and needs a smaller rate.
         kwargs: see `ActorCritic`, and for encoders and keys `ResidualActorCritic`.
 
     Raises:
@@ -219,10 +221,12 @@ class GaussianResidualActorCritic(Correction, ActorCritic):
         base: PolicyFactory | None = None,
         scale: float = 0.2,
         log_std_init: float = -2.5,
+        value_lr_scale: float = 1.0,
         trust_code: bool = False,
         **kwargs: Unpack[GaussianResidualActorCriticKwargs],
     ) -> None:
         check_range("scale", scale, above=0, maximum=2)
+        check_range("value_lr_scale", value_lr_scale, above=0)
         bounds = [getattr(action_space, name, np.inf) for name in ("low", "high")]
         require(
             bool(np.isfinite(bounds).all()),
@@ -243,6 +247,13 @@ class GaussianResidualActorCritic(Correction, ActorCritic):
             **kwargs,
         )
         self.set_base(frozen, observation_space, scale)
+        self.value_lr_scale = value_lr_scale
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        named = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        value = [p for name, p in named if self.belongs_to_critic(name)]
+        correction = [p for name, p in named if not self.belongs_to_critic(name)]
+        return [{"params": correction}, {"params": value, "lr_scale": self.value_lr_scale}]
 
     def unit(self, action: Tensor) -> Tensor:
         """Return the actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
