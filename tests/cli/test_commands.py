@@ -448,7 +448,7 @@ def test_every_shipped_off_policy_config_trains(name):
     run(["fit", "--config", name, *small, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     passed = {objective: count["passed"] for objective, count in state["guards"].items()}
-    settings = parsed_config(name)["model"]["init_args"]
+    settings = yaml.safe_load((newest() / "config.yaml").read_text())["model"]["init_args"]
     due = max(0, int((state["env_steps"] - 16) * settings["updates_per_env_step"]))
     delayed = due // settings.get("policy_delay", 1)
     always = ("critic", "noise_critic", "gripper", "q")
