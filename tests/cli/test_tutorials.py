@@ -102,6 +102,7 @@ SHORTER = {
         "num_eval_episodes 16": "num_eval_episodes 1",
         "iterations_per_epoch: 25": "iterations_per_epoch: 2",
         "critic_warmup_iterations: 20": "critic_warmup_iterations: 1",
+        "critic_warmup_iterations: 10": "critic_warmup_iterations: 1",
     },
     "own_algorithm": {
         "iterations_per_epoch: 20": "iterations_per_epoch: 2",
