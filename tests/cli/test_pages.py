@@ -278,6 +278,9 @@ def follow_here(arguments, first):
     elif arguments[0] == "check":
         run([*arguments, "--seconds", "0.1"])
     else:
+        for place, word in enumerate(arguments[:-1]):
+            if word in ("--episodes", "--data.num_eval_episodes"):
+                arguments[place + 1] = "2"
         if (
             not [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
             or "--video" in arguments
