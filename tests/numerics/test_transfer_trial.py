@@ -14,6 +14,7 @@ from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.term import Observation
 from lightning_rl.extensions.transfer import trial
 from lightning_rl.extensions.transfer.candidates import Setup, candidates, cure, partners, physics
+from lightning_rl.extensions.transfer.command import table
 from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
 from tests.messages import assert_names, refused
@@ -162,6 +163,14 @@ def test_physics_changes_what_it_names(files):  # noqa: F811
     np.testing.assert_allclose(env.layout.model.geom_friction[:, 0], 0.3)
     np.testing.assert_allclose(env.layout.model.geom_friction[:, 1:], friction[:, 1:])
     assert Setup(base.layout) == base
+
+
+@pytest.mark.parametrize(("reward", "end"), [(4.3, "No change helps."), (6.0, "Cure: mass: 2.0")])
+def test_a_change_that_is_as_good_by_chance_is_no_cure(files, reward, end):  # noqa: F811
+    base = a_trial().base
+    unchanged = trial.Finding("as it is", base, 5.0, 4.2, 0.4, 2.8)
+    heavier = trial.Finding("mass", replace(base, mass=2.0), 5.0, reward, 0.4, 2.6)
+    assert table([heavier, unchanged], base).splitlines()[-1] == end
 
 
 ROBOT = [

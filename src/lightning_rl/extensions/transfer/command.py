@@ -28,6 +28,9 @@ OPTIONS = {
 DESCRIPTION = "Change one difference at a time between the env and what a policy expects."
 
 HEADER = " reward   upright     error     targets     change"
+HELPS = 0.1
+"""Relative difference of rewards by which a change helps."""
+
 WIDTH, BAR = 900, 24
 """Pixels: width of the plot, height of a bar."""
 
@@ -78,8 +81,11 @@ def table(findings: Sequence[Finding], base: Setup) -> str:
         f"{textwrap.shorten(cure(base, finding.setup), 60)}"
         for finding in findings
     ]
-    best = findings[0].setup
-    end = "No change helps." if best is base else f"Cure: {cure(base, best)}"
+    unchanged = next(finding for finding in findings if finding.setup is base)
+    # Means over few episodes: a healthy policy has changes that are as good by chance.
+    threshold = unchanged.score(unchanged) * (1.0 + HELPS)
+    helps = unchanged.score(findings[0]) > threshold
+    end = f"Cure: {cure(base, findings[0].setup)}" if helps else "No change helps."
     return "\n".join([HEADER, *lines, end])
 
 
