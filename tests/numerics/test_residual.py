@@ -44,6 +44,8 @@ def test_without_a_correction_it_acts_as_its_base():
     found = policy.get_action(td.clone(), deterministic=True)["action"]
     assert torch.equal(found, wanted.clamp(low, high))
     assert found.unique(dim=0).shape[0] > 32
+    # Also the log standard deviations, which are outputs of the same layer.
+    assert not policy.actor[-1].bias.any()
 
 
 @pytest.mark.parametrize("scale", [0.1, 2.0])

@@ -69,7 +69,7 @@ class Correction(PerceptronPolicy):
         # A last layer of zeros makes the mean correction 0.
         last = cast(nn.Linear, self.actor[-1])
         nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias[: self.distribution.size])
+        nn.init.zeros_(last.bias)
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
@@ -247,6 +247,10 @@ class GaussianResidualActorCritic(Correction, ActorCritic):
             **kwargs,
         )
         self.set_base(frozen, observation_space, scale)
+        # Where log standard deviations are outputs, they begin with this bias.
+        nn.init.constant_(
+            cast(nn.Linear, self.actor[-1]).bias[cast(int, self.distribution.size) :], log_std_init
+        )
         self.value_lr_scale = value_lr_scale
 
     def parameter_groups(self) -> list[dict[str, Any]]:
