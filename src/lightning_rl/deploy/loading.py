@@ -22,7 +22,9 @@ from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import with_statistics
 from lightning_rl.policies.weights import check_weights_are_numbers
+from lightning_rl.system.errors import require
 from lightning_rl.system.extensions import HOOKS, function_at
+from lightning_rl.system.files import expanded
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 
@@ -57,7 +59,7 @@ def load_policy(
 
     Args:
         path: a checkpoint, a run directory (its last checkpoint), `last` or `best` of the newest
-            run, or a `.safetensors` file of `rl-cli export`.
+            run, a `.safetensors` file of `rl-cli export`, or its directory of ONNX graphs.
         device: device of the policy.
         trust_code: import any class that the file names; False: only classes of this package.
         output_dir: directory of runs, for `last` and `best`.
@@ -67,6 +69,10 @@ def load_policy(
         ConfigurationError: if the file cannot be read, names other classes, does not describe its
             policy, or holds weights that do not fit the given policy.
     """
+    place = expanded(path)
+    if (place / "export.json").exists():  # a directory of ONNX graphs
+        require(policy is None, f"{path} is an export, which takes no other policy: remove it.")
+        return TrainedPolicy(function_at(HOOKS["exported_policy"])(place).to(device))
     trained = load_trained(path, trust_code=trust_code, output_dir=output_dir, policy=policy)
     return TrainedPolicy(trained.policy.to(device))
 

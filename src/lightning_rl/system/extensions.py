@@ -84,6 +84,7 @@ HOOKS = {
     "fsdp": "lightning_rl.extensions.fsdp.strategy.FSDP2Strategy",  # trainer.strategy
     "offline_env": "lightning_rl.extensions.datasets.offline.spaces_of_collector",  # data.offline
     "read_exported": "lightning_rl.extensions.export.weights.read_exported",  # load_policy
+    "exported_policy": "lightning_rl.extensions.export.exported.ExportedPolicy",  # load_policy
     "film": "lightning_rl.extensions.videos.video.VideoRecorder",  # trainer.video
     "report_findings": "lightning_rl.extensions.checks.findings.report_findings",  # rl-cli check
 }

@@ -2,22 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from lightning_rl import ConfigurationError
-from lightning_rl.extend.checkpoints import load_trained
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.checkpoints import STATE_KEY, load_trained
 from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, shown, tell
 from lightning_rl.extensions.export.formats import (
+    DIRECTORY_SUFFIX,
     SUFFIXES,
     Exported,
     Format,
     export_policy,
     lerobot_policy,
 )
-from lightning_rl.extensions.export.graph import ports_of, why_not_traced
+from lightning_rl.extensions.export.graph import is_in_graphs, ports_of, why_not_traced
 from lightning_rl.extensions.export.metadata import directory_of, metadata_of
+from lightning_rl.extensions.export.parity import Dtype
 from lightning_rl.extensions.export.weights import construction_of
+from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
 
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
@@ -27,6 +31,7 @@ OPTIONS = {
         "onnx for onnxruntime, torch for torch.export, safetensors for load_policy, or lerobot",
     ),
     "path": Option(str, None, "path of the file. Default: in export/ of the run's directory"),
+    "dtype": Option(Dtype, "float32", "type of the weights in ONNX; float16 for half the size"),
     **Option.of_checkpoint("ckpt_path"),
 }
 DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
@@ -38,6 +43,14 @@ CURE = "Add --trust_code true if you trust its source."
 def export(options: Sequence[str], command_line: CommandLine) -> None:
     """Export a policy, and print the paths of the files."""
     settings = parse_options("export", DESCRIPTION, OPTIONS, options)
+    require(
+        settings.format == "onnx" or settings.dtype == "float32",
+        f"--dtype {settings.dtype} is for --format onnx, not for {settings.format}: remove it.",
+    )
+    directory = expanded(settings.ckpt_path)
+    if (directory / "config.json").is_file():
+        _export_directory(directory, settings)
+        return
     trained = load_trained(
         settings.ckpt_path,
         trust_code=settings.trust_code,
@@ -45,7 +58,7 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
         cure=CURE,
     )
     run, kind = trained.run, settings.format
-    path = _path_of(run.path, kind, settings.path)
+    path = _path_of(trained.policy, run.path, settings)
     if kind == "lerobot":  # checked before an env is built
         lerobot_policy(trained.policy)
     elif kind != "safetensors":
@@ -80,18 +93,38 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
         construction,
         # The export is read with the trust that the user gave to its checkpoint.
         lambda file: load_trained(file, trust_code=run.trusted).policy,
+        settings.dtype,
     )
     tell("\n".join(_summary(done)))
 
 
-def _path_of(checkpoint: Path, kind: Format, typed_path: str | None) -> Path:
-    suffix = SUFFIXES[kind]
-    if typed_path is None:
-        return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
-    path = expanded(typed_path)
+def _export_directory(directory: Path, settings: Any) -> None:
+    """Export a policy as LeRobot wrote it, without a run."""
+    kind = settings.format
     require(
-        path.suffix == suffix or kind == "lerobot",  # a directory may have any name
-        f"--path {typed_path} does not end with {suffix}, as a file of --format {kind} does.",
+        kind in ("onnx", "torch"),
+        f"{directory} is a directory of LeRobot, which --format onnx or torch can export; a run "
+        f"that trained it can be exported as {kind}.",
+    )
+    policy = LeRobotPolicy(path=str(directory))
+    ports, file = ports_of(policy), directory / f"{directory.name}.json"
+    content = {STATE_KEY: {}, "state_dict": policy.state_dict(prefix="policy.")}
+    metadata = metadata_of(policy, ports, file, content, {}, None)
+    path = _path_of(policy, file, settings)
+    done = export_policy(policy, ports, kind, path, metadata, {}, lambda _: policy, settings.dtype)
+    tell("\n".join(_summary(done)))
+
+
+def _path_of(policy: Policy, checkpoint: Path, settings: Any) -> Path:
+    kind = settings.format
+    in_parts = kind == "onnx" and is_in_graphs(policy)
+    suffix = DIRECTORY_SUFFIX if in_parts else SUFFIXES[kind]
+    if settings.path is None:
+        return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
+    path = expanded(settings.path)
+    require(
+        path.suffix == suffix or in_parts or kind == "lerobot",  # a directory may have any name
+        f"--path {settings.path} does not end with {suffix}, as a file of --format {kind} does.",
     )
     return path
 
@@ -106,8 +139,14 @@ def _summary(done: Exported) -> list[str]:
         else f"{name}: {part['equal']:.1%} equal choices"
         for name, part in report["actions"].items()
     ]
-    return [
+    lines = [
         f"Policy:  {done.files[0]}",
         *(f"Also:    {file}" for file in done.files[1:]),
         f"Parity:  {report['observations']:,} observations, {', '.join(parts)}",
     ]
+    if graphs := report.get("graphs"):
+        times = {name: part["milliseconds"] for name, part in graphs.items()}
+        lines[0] += f", a directory of {len(graphs)} graphs for load_policy"
+        parts = [f"{name} {milliseconds:.1f}" for name, milliseconds in times.items()]
+        lines.append(f"Time:    {sum(times.values()):.1f} ms per chunk: {', '.join(parts)}")
+    return lines

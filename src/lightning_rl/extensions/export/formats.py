@@ -1,25 +1,37 @@
 """Write a policy as ONNX, as a `torch.export` program or as weights, with a parity report."""
 
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from lightning_rl import ConfigurationError, Policy
 from lightning_rl.extend.checkpoints import TrainedPolicy
-from lightning_rl.extend.errors import import_extra, require
+from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import write_atomically, writing
 from lightning_rl.extend.policies import check_weights_are_numbers
-from lightning_rl.extensions.export.graph import ActingGraph, Ports, onnx_of, traced, unwrapped
+from lightning_rl.extensions.export.exported import (
+    REPORT,
+    onnx_graph,
+    run_in_torch,
+    write_directory,
+    write_json,
+)
+from lightning_rl.extensions.export.graph import (
+    ActingGraph,
+    Ports,
+    is_in_graphs,
+    onnx_of,
+    traced,
+    unwrapped,
+)
 from lightning_rl.extensions.export.metadata import as_properties
-from lightning_rl.extensions.export.parity import Acts, Arrays, flat, graph_acts, parity
+from lightning_rl.extensions.export.parity import Acts, Dtype, flat, graph_acts, parity
 from lightning_rl.extensions.export.weights import CONSTRUCTION, description_of, write_weights
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
 
@@ -31,6 +43,9 @@ SUFFIXES: dict[Format, str] = {
     "lerobot": ".lerobot",  # a directory
 }
 """File suffixes; the ONNX file is made from the `torch.export` program."""
+
+DIRECTORY_SUFFIX = ".graphs"
+"""Suffix of the directory of a policy that is several ONNX graphs."""
 
 
 class Exported(NamedTuple):
@@ -48,30 +63,34 @@ def export_policy(
     metadata: Mapping[str, Any],
     construction: Mapping[str, Any],
     read_again: Callable[[Path], Policy],
+    dtype: Dtype = "float32",
 ) -> Exported:
     """Write a policy that is on the CPU; `path` appears only if it acts as the policy does.
 
     Args:
-        policy: the policy.
-        ports: its inputs and outputs.
+        policy, ports: the policy, its inputs and outputs.
         kind: format of the file.
-        path: path of the file; other files are written next to it.
+        path: path of the file, or of a new directory; other files are written next to it.
         metadata: plain values, written into the ONNX file, or as JSON next to other formats.
         construction: description from which the policy is rebuilt, apart from the weights.
         read_again: loads the policy from a file of weights.
+        dtype: type of the weights in an ONNX file.
 
     Raises:
         ConfigurationError: if the format cannot hold the policy, a package is missing, weights are
             not finite, or the export acts differently.
     """
     check_weights_are_numbers(policy)
-    is_new = kind != "lerobot" or not path.exists()
-    require(is_new, f"{path} exists; give the path of a new directory.")
+    is_directory = kind == "lerobot" or (kind == "onnx" and is_in_graphs(policy))
+    require(not (is_directory and path.exists()), f"{path} exists; give a new directory's path.")
+    header = {"format": kind, "versions": metadata["versions"], "weights": dtype}
+    if kind == "onnx" and is_directory:
+        return _export_graphs(policy, ports, path, metadata, header)
     with _complete(path) as target:
         files, description = [target], description_of(target)
         if kind == "safetensors":
             write_weights(policy, target)
-            _write_json(description, {**metadata, CONSTRUCTION: construction})
+            write_json(description, {**metadata, CONSTRUCTION: construction})
             files += [description, *_write_adapters(policy, target)]
             acts = _acting_by(lambda: read_again(target))
         elif kind == "lerobot":
@@ -79,27 +98,32 @@ def export_policy(
             directory.save_directory(str(target))
             acts = _acting_by(lambda: directory.read_saved(str(target)))
         elif kind == "torch":
-            # In memory first: `write_atomically` then leaves a whole file or none.
-            content, graph = io.BytesIO(), ActingGraph(policy, ports)
-            torch.export.save(traced(graph), content)
-            write_atomically(target, lambda file: file.write(content.getvalue()))
-            _write_json(description, metadata)
-            files.append(description)
-            acts = graph_acts(ports, _torch_runner(target))
+            graph = ActingGraph(policy, ports)
+            _write_program(graph, target)
+            write_json(description, metadata)
+            files += [description]
+            acts = graph_acts(ports, partial(run_in_torch, torch.export.load(target).module()))
         else:
-            runtime, graph = onnxruntime(), ActingGraph(policy, ports)
-            onnx = onnx_of(traced(graph), graph, as_properties(metadata))
-            write_atomically(target, lambda file: file.write(onnx))
-            acts = graph_acts(ports, _onnx_runner(runtime, target, ports))
+            graph = ActingGraph(policy, ports)
+            onnx_of(traced(graph), graph, as_properties(metadata), dtype).save(target)
+            acts = graph_acts(ports, onnx_graph(target))
         # A graph is in float32.
         reference = graph.policy if kind in ("torch", "onnx") else policy
-        dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
-        header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
-        report = header | parity(reference, acts)
+        computed_in = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
+        report = {**header, "computed_in": computed_in, **parity(reference, acts, dtype)}
         files.append(target.with_name(f"{target.name}.parity.json"))
-        _write_json(files[-1], report)
+        write_json(files[-1], report)
         _refuse_differing(path, report)
     return Exported([path.with_name(file.name) for file in files], report)
+
+
+def _export_graphs(
+    policy: Policy, ports: Ports, path: Path, metadata: Any, header: Any
+) -> Exported:
+    with _complete(path) as target:
+        report = write_directory(policy, ports, target, metadata, header)
+        _refuse_differing(path, report)
+    return Exported([path, path / REPORT], report)
 
 
 @contextmanager
@@ -110,10 +134,12 @@ def _complete(path: Path) -> Iterator[Path]:
     # In the same folder, so that the move is a rename.
     with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         yield Path(folder, path.name)
-        for file in filter(Path.is_file, Path(folder).rglob("*")):
-            place = path.parent / file.relative_to(folder)
-            place.parent.mkdir(exist_ok=True)
-            file.replace(place)
+        for part in sorted(Path(folder).iterdir()):
+            place = path.parent / part.name
+            # A new directory is whole or absent; an adapter's may be there from an earlier export.
+            merges = part.is_dir() and place.is_dir()
+            for entry in part.iterdir() if merges else [part]:
+                entry.replace(place / entry.name if merges else place)
 
 
 def lerobot_policy(policy: Policy) -> LeRobotPolicy:
@@ -131,13 +157,11 @@ def lerobot_policy(policy: Policy) -> LeRobotPolicy:
     return inner
 
 
-def onnxruntime() -> Any:
-    """Import onnxruntime, or raise a `ConfigurationError`."""
-    return import_extra(
-        "onnxruntime",
-        "An ONNX file is compared with torch by onnxruntime, which is not installed: pip install "
-        "-e '.[export]'.",
-    )
+def _write_program(graph: ActingGraph, path: Path) -> None:
+    # In memory first: `write_atomically` then leaves a whole file or none.
+    content = io.BytesIO()
+    torch.export.save(traced(graph), content)
+    write_atomically(path, lambda file: file.write(content.getvalue()))
 
 
 def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:
@@ -148,33 +172,6 @@ def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:
         return lambda observation: flat(acting.act(observation))
 
     return make
-
-
-def _torch_runner(path: Path) -> Callable[[Arrays], Arrays]:
-    # Loaded from the file, so that the comparison covers what was written.
-    program = torch.export.load(path).module()
-
-    def run(inputs: Arrays) -> Arrays:
-        with torch.no_grad():
-            outputs = program({name: torch.from_numpy(array) for name, array in inputs.items()})
-        return {name: tensor.numpy() for name, tensor in cast(dict[str, Tensor], outputs).items()}
-
-    return run
-
-
-def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], Arrays]:
-    options = runtime.SessionOptions()
-    # onnxruntime would take all cores of the machine.
-    options.intra_op_num_threads = options.inter_op_num_threads = torch.get_num_threads()
-    # The providers are named, as a graph on a GPU would differ from torch on the CPU.
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [port.name for port in ports.outputs]
-
-    def run(inputs: Arrays) -> Arrays:
-        outputs: list[np.ndarray] = session.run(names, inputs)
-        return dict(zip(names, outputs, strict=True))
-
-    return run
 
 
 def _write_adapters(policy: Policy, path: Path) -> list[Path]:
@@ -192,17 +189,12 @@ def _write_adapters(policy: Policy, path: Path) -> list[Path]:
     return directories
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, allow_nan=False)
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
 def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
     differing = [
         f"{name} by {part['largest_difference']:.3g}"
         if "largest_difference" in part
         else f"{name} in {1.0 - part['equal']:.2%} of the choices"
-        for name, part in report["actions"].items()
+        for name, part in (report["actions"] | report.get("graphs", {})).items()
         if not part["passed"]
     ]
     if differing:

@@ -4,11 +4,13 @@ import copy
 import logging
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -19,13 +21,20 @@ from lightning_rl.extend.checkpoints import TrainedPolicy
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import MASK, StructuredActions, space_spec
+from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.custom import CustomVLA
+from lightning_rl.extensions.vla.flow import FlowHead
+from lightning_rl.extensions.vla.lerobot.diffusion import DiffusionHead
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
+from lightning_rl.extensions.vla.lerobot.smolvla import PICTURES, SmolVLANetwork
 from lightning_rl.extensions.vla.policy import ChunkPolicy
 from lightning_rl.extensions.vla.transformers_backbone import TransformersBackbone
 
 OBSERVATION, ACTION, STATE, NEXT_STATE = "observation", "action", "state", "next_state"
 """Names of inputs and outputs; entries of a Dict append their keys: `observation.rgb`."""
+
+STEP, X, NEXT_X, STEP_NUMBER, STEP_NOISE = "step", "x", "next_x", "step_number", "step_noise"
+"""Names of the graph of a step, and of its inputs and outputs besides features and `action`."""
 
 
 class Port(NamedTuple):
@@ -81,15 +90,14 @@ class ActingGraph(nn.Module):
 
     def __init__(self, policy: Policy, ports: Ports) -> None:
         super().__init__()
-        self.policy = _acting_alone(policy).cpu()
+        self.policy = acting_alone(policy)
         self.ports = ports
         # Keys that only the critic reads are no inputs.
         self._observed_space = policy.acting_space
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        rows = inputs[self.ports.inputs[0].name].shape[0]
-        observation = _observed(self._observed_space, inputs, OBSERVATION, rows)
-        td = TensorDict({OBSERVATION: observation}, [rows])
+        td = observed(self._observed_space, inputs)
+        rows = td.batch_size[0]
         for key, zeros in self.policy.first_state(1).items():
             state = zeros.expand(rows, *zeros.shape[1:])
             if STATE in inputs:
@@ -106,15 +114,33 @@ class ActingGraph(nn.Module):
         return outputs
 
     def examples(self, rows: int = 2) -> dict[str, Tensor]:
-        """Return example inputs [B, ...]: ones for an action mask, else zeros."""
-        # A mask of zeros would allow no action.
-        make = {True: torch.ones, False: torch.zeros}
-        return {
-            port.name: make[port.name == f"{OBSERVATION}.{MASK}"](
-                (rows, *port.shape), dtype=port.dtype
-            )
-            for port in self.ports.inputs
-        }
+        """Return example inputs [B, ...]."""
+        return examples_of(self.ports.inputs, rows)
+
+
+def examples_of(ports: Sequence[Port], rows: int = 2) -> dict[str, Tensor]:
+    """Return example inputs [B, ...]: ones for an action mask, else zeros."""
+    # A mask of zeros would allow no action.
+    make = {True: torch.ones, False: torch.zeros}
+    return {
+        port.name: make[port.name == f"{OBSERVATION}.{MASK}"]((rows, *port.shape), dtype=port.dtype)
+        for port in ports
+    }
+
+
+class PartGraph(nn.Module):
+    """A part of a policy's acting: `compute`, a function of tensors that calls its modules."""
+
+    def __init__(self, policy: Policy, inputs: list[Port], compute: Callable[..., Any]) -> None:
+        super().__init__()
+        self.policy, self._compute = policy, compute
+        with torch.no_grad():
+            outputs = compute(examples_of(inputs)).items()
+        ports = [Port(name, tuple(value.shape[1:]), value.dtype, None) for name, value in outputs]
+        self.ports = Ports(inputs, ports)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Any:
+        return self._compute(inputs)
 
 
 def unwrapped(policy: Policy) -> Policy:
@@ -124,27 +150,32 @@ def unwrapped(policy: Policy) -> Policy:
     return policy
 
 
-def why_not_traced(policy: Policy) -> str | None:
-    """Return the reason why a policy cannot be traced, or None."""
+def is_large(policy: Policy) -> bool:
+    """Return whether a policy has a pretrained model: its weights are no part of an ONNX file."""
     inner = unwrapped(policy)
     body = inner.backbone if isinstance(inner, ChunkPolicy) else inner
     smolvla = isinstance(inner, LeRobotPolicy) and inner.directory.kind == "smolvla"
-    if smolvla or isinstance(body, TransformersBackbone | CustomVLA):
+    return smolvla or isinstance(body, TransformersBackbone | CustomVLA)
+
+
+def is_in_graphs(policy: Policy) -> bool:
+    """Return whether the ONNX export of a policy is a directory of graphs instead of a file."""
+    return is_large(policy) or chain_of(policy) is not None
+
+
+def why_not_traced(policy: Policy) -> str | None:
+    """Return the reason why a policy cannot be traced, or None."""
+    real_time = getattr(unwrapped(policy), "real_time", None)
+    if real_time is not None and (real_time.method == "guided" or is_large(policy)):
         return (
-            f"A {type(body).__name__} cannot be traced into one graph, because its model is too "
-            "large for an ONNX file. Export it with --format safetensors, for load_policy; "
-            "adapters are then written by peft."
-        )
-    real_time = getattr(inner, "real_time", None)
-    if real_time is not None and real_time.method == "guided":
-        return (
-            "real_time.method: guided needs gradients, which a graph has not. Export it with "
-            "--format safetensors, for load_policy, or with another real_time.method."
+            f"real_time.method: {real_time.method} cannot be exported as graphs here: guided needs "
+            "gradients, and the graphs of a large model keep no old chunk. Export it with "
+            "--format safetensors, for load_policy, or without real_time."
         )
     return None
 
 
-def traced(graph: ActingGraph) -> ExportedProgram:
+def traced(graph: Any) -> ExportedProgram:
     """Trace a graph with a dynamic batch size.
 
     Raises:
@@ -156,7 +187,8 @@ def traced(graph: ActingGraph) -> ExportedProgram:
     rows = {port.name: {0: Dim("batch")} for port in graph.ports.inputs}
     try:
         with torch.no_grad(), _quietly():
-            return torch.export.export(graph, (graph.examples(),), dynamic_shapes=(rows,))
+            inputs = examples_of(graph.ports.inputs)
+            return torch.export.export(graph, (inputs,), dynamic_shapes=(rows,))
     except ConfigurationError:
         raise
     except Exception as error:  # a user's policy may raise any type
@@ -168,8 +200,10 @@ def traced(graph: ActingGraph) -> ExportedProgram:
         ) from error
 
 
-def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str, str]) -> bytes:
-    """Convert a traced graph to the bytes of an ONNX file; `metadata` becomes `metadata_props`.
+def onnx_of(program: ExportedProgram, graph: Any, metadata: Mapping[str, str], dtype: str) -> Any:
+    """Convert a traced graph to ONNX, an `ONNXProgram`; `metadata` becomes `metadata_props`.
+
+    `dtype` is the type of the stored weights.
 
     Raises:
         ConfigurationError: if the `export` extra is not installed, or ONNX lacks an operation.
@@ -197,15 +231,40 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
             f"as ONNX: {_reason(error)} Export it with --format torch."
         ) from error
     assert onnx_program is not None
-    onnx_program.model.metadata_props.update(metadata)
-    content: bytes = onnx_program.model_proto.SerializeToString()
-    return content
+    ir, model = import_module("onnx_ir"), onnx_program.model
+    # The exporter notes the lines and paths of the sources at each node.
+    import_module("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.update(metadata)
+    if isinstance(graph, PartGraph):
+        for value in [value for value in model.graph.inputs if not value.uses()]:
+            model.graph.inputs.remove(value)
+    if dtype == "float16":
+        _store_in_float16(ir, model.graph)
+    return onnx_program
+
+
+def _store_in_float16(ir: Any, graph: Any) -> None:
+    # Float16 is for size: few operators of a CPU compute in it, and rounded weights change actions
+    # less than rounded activations. So the graph restores the weights, and computes in float32.
+    for value in list(graph.initializers.values()):
+        weight = value.const_value
+        if value.dtype != ir.DataType.FLOAT or weight.size < SMALL:
+            continue
+        restored = ir.node("Cast", [None], {"to": ir.DataType.FLOAT})
+        value.replace_all_uses_with(restored.outputs[0], replace_graph_outputs=True)
+        restored.replace_input_with(0, value)
+        graph.insert_before(graph[0], restored)
+        value.dtype = ir.DataType.FLOAT16
+        value.const_value = ir.tensor(weight.numpy().astype(np.float16), name=value.name)
 
 
 def _reason(error: Exception) -> str:
     words = " ".join(str(error).replace("For more information, run with TORCH_LOGS=", "").split())
     return textwrap.shorten(words or type(error).__name__, 300, placeholder=" ...") + "."
 
+
+SMALL = 256
+"""Fewer numbers of a weight stay in float32, such as the bounds of actions."""
 
 EXPORTERS = (
     "torch.onnx._internal.exporter._registration",
@@ -244,17 +303,22 @@ def _action_ports(space: gymnasium.Space[Any]) -> Iterator[Port]:
         yield Port(name, shape, torch.int64 if part.counts else dtype, part.space)
 
 
-def _observed(
-    space: gymnasium.Space[Any], inputs: Mapping[str, Tensor], name: str, rows: int
-) -> Tensor | TensorDict:
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return inputs[name]
-    children = {key: _observed(part, inputs, f"{name}.{key}", rows) for key, part in space.items()}
-    return TensorDict(children, [rows])
+def observed(space: gymnasium.Space[Any], inputs: Mapping[str, Tensor]) -> TensorDict:
+    """Return a batch [B] with the observation of `space` in the inputs of a graph."""
+    rows = [next(iter(inputs.values())).shape[0]]
+
+    def part(space: gymnasium.Space[Any], name: str) -> Tensor | TensorDict:
+        if not isinstance(space, gymnasium.spaces.Dict):
+            return inputs[name]
+        children = {key: part(child, f"{name}.{key}") for key, child in space.items()}
+        return TensorDict(children, rows)
+
+    return TensorDict({OBSERVATION: part(space, OBSERVATION)}, rows)
 
 
-def _acting_alone(policy: Policy) -> Policy:
-    alone = copy.deepcopy(policy)
+def acting_alone(policy: Policy) -> Policy:
+    """Return a copy on the CPU, in float32, without critics and gradients."""
+    alone = copy.deepcopy(policy).cpu()
     # Convert to float32: few runtimes compute in bfloat16 on a CPU.
     alone.set_precision("32-true")
     for name in alone.critic_modules:
@@ -264,3 +328,59 @@ def _acting_alone(policy: Policy) -> Policy:
         if child in dict(module.named_children()):
             setattr(module, child, None)
     return alone.eval().requires_grad_(False)
+
+
+# --- split a policy of chunks ---
+
+
+def chain_of(policy: Policy) -> FlowHead | DiffusionHead | None:
+    """Return the head whose step is a graph of its own, unless it acts in real time."""
+    head = policy.head if isinstance(policy, ChunkPolicy) and policy.real_time is None else None
+    return head if isinstance(head, FlowHead | DiffusionHead) else None
+
+
+def graphs_of(policy: Policy, ports: Ports) -> dict[str, Any]:
+    """Return graphs by name, in their order: of features and a step, or one of a whole policy.
+
+    A graph may read what the observation and the graphs before it give; `onnx_of` drops the rest.
+    """
+    if chain_of(policy) is None:
+        return {"policy": ActingGraph(policy, ports)}
+    alone = cast(ChunkPolicy, acting_alone(policy))
+    head, backbone = cast(Any, alone.head), cast(Any, alone.backbone)
+    is_smolvla = isinstance(getattr(backbone, "network", None), SmolVLANetwork)
+
+    def embed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        prepared = backbone.inputs(observed(alone.acting_space, inputs)[OBSERVATION])
+        return {PICTURES: backbone.network.embed_cameras(prepared)}
+
+    def encode(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        td = observed(alone.acting_space, inputs)
+        if is_smolvla:
+            prepared = {**backbone.inputs(td[OBSERVATION]), PICTURES: inputs[PICTURES]}
+            # The expert reads the prefix alone: without a summary, the last layer is not computed.
+            return _named(backbone.of_inputs(prepared).prefix)
+        features = alone.features(td)
+        slots = {"slots": features.slots} if features.slots.shape[1] else {}
+        return {"summary": features.summary, **slots, **_named(features.prefix)}
+
+    def advance(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x, number, noise = (inputs.get(name) for name in (X, STEP_NUMBER, STEP_NOISE))
+        slots, summary = (inputs.get(name, inputs[X][:, :0]) for name in ("slots", "summary"))
+        prefix = tuple(value for name, value in inputs.items() if name.startswith("prefix"))
+        x = head.advance(Features(slots, summary, prefix), x, number, noise)
+        return {NEXT_X: x, ACTION: TrainedPolicy.executed(alone.action_space, head.to_chunk(x))}
+
+    graphs, inputs = {}, list(ports.inputs)
+    names = {PICTURES: embed, "prefix": encode} if is_smolvla else {"encoder": encode}
+    for name, compute in names.items():
+        graphs[name] = PartGraph(alone, inputs, compute)
+        inputs = [*inputs, *graphs[name].ports.outputs]
+    blocks, *shape = head.noise_shape
+    inputs += [Port(name, tuple(shape), torch.float32, None) for name in (X, STEP_NOISE)[:blocks]]
+    inputs.append(Port(STEP_NUMBER, (), torch.int64, None))
+    return {**graphs, STEP: PartGraph(alone, inputs, advance)}
+
+
+def _named(prefix: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"prefix_{number}": value for number, value in enumerate(prefix)}

@@ -62,8 +62,8 @@ def metadata_of(
         "algorithm": _class_name(settings.get("model") or {}),
         "env": _env_name(settings),
         "deterministic": True,
-        "observations": [_described(port) for port in ports.inputs if port.space is not None],
-        "actions": [_described(port) for port in ports.outputs if port.space is not None],
+        "observations": [described(port) for port in ports.inputs if port.space is not None],
+        "actions": [described(port) for port in ports.outputs if port.space is not None],
         "state": state and {"input": STATE, "output": NEXT_STATE, "shape": list(state.shape)},
         "actions_executed_of_a_chunk": None
         if env is None or env.steps_per_action == 1
@@ -104,7 +104,8 @@ def as_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in metadata.items()}
 
 
-def _described(port: Port) -> dict[str, Any]:
+def described(port: Port) -> dict[str, Any]:
+    """Return the metadata of an input or output."""
     assert port.space is not None
     dtype = str(port.dtype).removeprefix("torch.")
     description: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}

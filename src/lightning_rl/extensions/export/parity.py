@@ -1,7 +1,7 @@
 """Compare an export with the policy in torch, on drawn observations."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ from lightning_rl.extensions.export.graph import (
     STATE,
     Port,
     Ports,
+    is_large,
     ports_of,
     why_not_traced,
 )
@@ -35,7 +36,10 @@ STEPS = 20
 ROWS = (1, 49)
 """Batch sizes: 1,000 observations in all."""
 
-TOLERANCE = 1e-5
+Dtype = Literal["float32", "float16"]
+"""Types of numbers of the weights in an ONNX file."""
+
+TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
 """Allowed difference of an action, in units of half the distance of its bounds, or of 1."""
 
 TOLERANCE_WITH_MEMORY = 5e-5
@@ -48,21 +52,29 @@ DIFFERING_CHOICES = 1e-3
 """Allowed share of different choices, because two choices may have almost equal values."""
 
 
-def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
+def parity(
+    policy: Policy,
+    make: Callable[[], Acts],
+    dtype: Dtype = "float32",
+    batches: tuple[int, tuple[int, ...]] | None = None,
+) -> dict[str, Any]:
     """Compare an exported policy with the policy of `load_policy`; both act by the mode.
 
     Return `observations` (their number), `tolerance`, `passed`, and in `actions` for each part of
     the action `largest_difference`, `equal` (share of bit-equal entries) and `passed`.
 
     Args:
-        policy: the policy in torch. If it cannot be traced, it is compared on 1 observation.
+        policy: the policy in torch. A large model is compared on 1 observation.
         make: returns the exported policy at the start of episodes.
+        dtype: of the weights in the export.
+        batches: number of batches of each size, and the sizes.
     """
-    steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
+    large = is_large(policy) or why_not_traced(policy)
+    steps, sizes = batches or ((1, (1,)) if large else (STEPS, ROWS))
     # A fixed seed: whether an export passes must not depend on luck.
     generator = np.random.default_rng(0)
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for rows in batches:
+    for rows in sizes:
         # Both start their episodes here, so a memory begins at zero.
         reference, exported = TrainedPolicy(policy), make()
         for _ in range(steps):
@@ -71,13 +83,19 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
             for name in expected:
                 parts.setdefault(name, []).append((expected[name], actual[name]))
     spaces = {port.name: port.space for port in ports_of(policy).outputs}
-    tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
-    compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
+    tolerance = TOLERANCES[dtype]
+    if policy.is_recurrent:
+        tolerance = max(tolerance, TOLERANCE_WITH_MEMORY)
+    head = getattr(policy, "head", None)
+    scale = 1.0 if head is None else head.scale.numpy().reshape(head.shape)
+    actions = {
+        name: _compared(pairs, spaces[name], tolerance, scale) for name, pairs in parts.items()
+    }
     return {
-        "observations": steps * sum(batches),
+        "observations": steps * sum(sizes),
         "tolerance": tolerance,
-        "actions": compared,
-        "passed": all(part["passed"] for part in compared.values()),
+        "actions": actions,
+        "passed": all(part["passed"] for part in actions.values()),
     }
 
 
@@ -118,16 +136,20 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
 
 
 def _compared(
-    pairs: list[tuple[np.ndarray, np.ndarray]], space: gymnasium.Space[Any] | None, tolerance: float
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    space: gymnasium.Space[Any] | None,
+    tolerance: float,
+    scale: Any,
 ) -> dict[str, Any]:
     expected, actual = (np.concatenate(side) for side in zip(*pairs, strict=True))
     equal_share = float((expected == actual).mean())
     if not isinstance(space, gymnasium.spaces.Box):
-        return {"equal": equal_share, "passed": 1.0 - equal_share <= DIFFERING_CHOICES}
-    # The range of an unbounded action overflows; its unit is then 1.
+        limit = max(DIFFERING_CHOICES, tolerance)
+        return {"equal": equal_share, "passed": 1.0 - equal_share <= limit}
+    # The range of an unbounded action overflows; its unit is then that of the policy's statistics.
     with np.errstate(over="ignore", invalid="ignore"):
         half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
-    unit = np.where(half < 1e6, np.maximum(half, 1.0), 1.0)
+    unit = np.maximum(np.where(half < 1e6, half, scale), 1.0)
     largest = float((np.abs(expected.astype(np.float64) - actual) / unit).max())
     return {"largest_difference": largest, "equal": equal_share, "passed": largest <= tolerance}
 

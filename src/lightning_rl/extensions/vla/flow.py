@@ -100,6 +100,7 @@ class FlowHead(ActionHead):
         conditioned = ("conditioned",) if getattr(expert, "takes_action_times", False) else ()
         self.real_time_methods = ("guided", *conditioned, "skip")
         self.flow_shape = (self.chunk_size, int(expert.action_size))  # type: ignore[arg-type]  # nn.Module
+        self.noise_shape = (1, *self.flow_shape)
         self.noise_size = math.prod(self.flow_shape)
         self.clone_noise_size = self.noise_size + 1
         # In float64, so that each time is rounded once.
@@ -197,18 +198,27 @@ class FlowHead(ActionHead):
 
     def act(self, features: Features, noise: Tensor) -> Tensor:
         """Return the actions [B, K, *A] of the ODE from noise [B, K * P]."""
-        x = self.decode(features, noise)
-        return self.to_action(self._unpadded(x))
+        return self.to_chunk(self.decode(features, noise))
 
     def decode(self, features: Features, noise: Tensor) -> Tensor:
         """Integrate the ODE from noise [B, K * P]; return x [B, K, P], padding included."""
         x: Tensor = noise.unflatten(1, self.flow_shape)
         for k in range(self.steps):
-            x = x - self.velocity(features, x, k) / self.steps
+            x = self.advance(features, x, k)
         return x
 
-    def velocity(self, features: Features, x: Tensor, step: int) -> Tensor:
-        """Return the velocity [B, K, P] at x [B, K, P] in Euler step `step`."""
+    def advance(
+        self, features: Features, x: Tensor, step: int | Tensor, noise: Tensor | None = None
+    ) -> Tensor:
+        """Return x [B, K, P] after Euler step `step`, an int or [B], which needs no noise."""
+        return x - self.velocity(features, x, step) / self.steps
+
+    def to_chunk(self, x: Tensor) -> Tensor:
+        """Return the actions [B, K, *A] at the end of a chain, x [B, K, P]."""
+        return self.to_action(self._unpadded(x))
+
+    def velocity(self, features: Features, x: Tensor, step: int | Tensor) -> Tensor:
+        """Return the velocity [B, K, P] at x [B, K, P] in Euler step `step`, an int or [B]."""
         return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import gymnasium
 import torch
@@ -27,6 +27,9 @@ from lightning_rl.extensions.vla.lerobot.directory import (
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
 from lightning_rl.extensions.vla.real_time import Continuation, guidance_weight, pull
 from lightning_rl.extensions.vla.resnet import ResNet
+
+STEP_NUMBERS = 6
+"""Number of the first fields of `_DenoisingStep` that differ from step to step."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ class DiffusionNetwork(Network):
             actions = mean + step.std * step_noise[0] if step_noise else mean
         return actions
 
+    def steps_at(self, numbers: Tensor) -> "_DenoisingStep":
+        """Return the steps with given numbers [B]; `time` is [B], other factors are [B, 1, 1]."""
+        # A table, because a graph cannot index a list.
+        table = torch.tensor([step[:STEP_NUMBERS] for step in self._steps], device=numbers.device)
+        time, *factors = table[numbers].unbind(1)
+        columns: list[Any] = [time, *(factor[:, None, None] for factor in factors)]
+        return _DenoisingStep(*columns, *self._steps[0][STEP_NUMBERS:])
+
     @property
     def noisy_steps(self) -> int:
         """Number of steps that add noise."""
@@ -199,7 +210,8 @@ class DiffusionHead(ActionHead):
         self.first, self.horizon = settings.n_obs_steps - 1, settings.horizon
         self.noise_size = self.horizon * self.action_size
         # The initial noise, then that of each noisy step.
-        self.all_noise = self.noise_size * (1 + network.noisy_steps)
+        self.noise_shape = (1 + network.noisy_steps, self.horizon, self.action_size)
+        self.all_noise, self.steps = math.prod(self.noise_shape), settings.steps
         fixed = torch.randn(self.all_noise, generator=torch.Generator().manual_seed(0))
         self.register_buffer("fixed_noise", fixed, persistent=False)
 
@@ -222,7 +234,7 @@ class DiffusionHead(ActionHead):
         """Return actions [B, K, A] from the initial noise [B, S], or from all noise [B, Z]."""
         # With the initial noise alone, the steps take the fixed noise.
         tail = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
-        chain = torch.cat((noise, tail), 1).unflatten(1, (-1, self.horizon, self.action_size))
+        chain = torch.cat((noise, tail), 1).unflatten(1, self.noise_shape)
         start, *step_noises = chain.unbind(1)
         old = features.old_chunk
         if old is not None and old.settings.method == "guided":
@@ -232,8 +244,19 @@ class DiffusionHead(ActionHead):
             old = old._replace(target=target, mask=F.pad(old.mask, around))
         else:
             old = None
-        actions = self._network[0].chain(features.summary, start, step_noises, old)
-        return self.to_action(actions[:, self.first :][:, : self.chunk_size].flatten(1))
+        return self.to_chunk(self._network[0].chain(features.summary, start, step_noises, old))
+
+    def advance(
+        self, features: Features, x: Tensor, step: Tensor, noise: Tensor | None = None
+    ) -> Tensor:
+        """Return x [B, H, A] after the steps with the numbers `step` [B]; `noise` is theirs."""
+        steps = self._network[0].steps_at(step)
+        mean = steps.mean(self._network[0].unet(x, cast(Tensor, steps.time), features.summary), x)
+        return mean if noise is None else mean + steps.std * noise
+
+    def to_chunk(self, x: Tensor) -> Tensor:
+        """Return the actions [B, K, A] at the end of a chain, x [B, H, A]."""
+        return self.to_action(x[:, self.first :][:, : self.chunk_size].flatten(1))
 
     def log_prob_and_entropy(
         self, features: Features, fields: dict[str, Tensor]

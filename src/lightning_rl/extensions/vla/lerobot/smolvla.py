@@ -33,6 +33,9 @@ PROJECTIONS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 TOKENS, MASK = "observation.language.tokens", "observation.language.attention_mask"
 """LeRobot's names of a tokenised instruction."""
 
+PICTURES = "pictures"
+"""Name of an input that holds the output of `embed_cameras`, instead of the pictures."""
+
 ROPE_BASE = 10_000
 """Base of rotary positions, instead of the language model's setting."""
 
@@ -207,21 +210,14 @@ class SmolVLANetwork(Network):
             keys.append(key)
             values.append(value)
         summary = model.norm(hidden[:, state_at])
-        empty = summary.new_zeros(len(summary), 0, summary.shape[1])
+        empty = summary.new_zeros(summary.shape[0], 0, summary.shape[1])
         return Features(empty, summary, (torch.stack(keys, 1), torch.stack(values, 1), mask))
 
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
         """Return the input vectors [B, P, D], their mask [B, P], and the index of the state."""
         tokens, state = inputs[TOKENS], inputs[STATE]
-        # LeRobot scales embeddings by the root of their size.
-        root = math.sqrt(self.text.hidden_size)
-        start_tokens, end_tokens = (self._words(token, len(tokens)) for token in self.around)
-        parts = []
-        for camera in self.cameras:
-            if camera in inputs:
-                parts += [start_tokens, self._embed_pictures(inputs[camera]) * root, end_tokens]
-        pictures = torch.cat(parts, 1)
-        words = self._words(tokens, len(tokens)) * root
+        pictures = inputs[PICTURES] if PICTURES in inputs else self.embed_cameras(inputs)
+        words = self._words(tokens, tokens.shape[0]) * self._root
         # The pretrained layer reads a fixed number of entries.
         padded = F.pad(state, (0, self.settings.max_state_dim - state.shape[1]))
         robot = self.state_proj(padded)[:, None]
@@ -231,6 +227,20 @@ class SmolVLANetwork(Network):
         state_at = hidden.shape[1] - 1
         missing = max(0, self.settings.prefix_length - hidden.shape[1])
         return F.pad(hidden, (0, 0, 0, missing)), F.pad(mask, (0, missing)), state_at
+
+    def embed_cameras(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the input vectors [B, P, D] of all pictures, which stand first in the prefix."""
+        parts: list[Tensor] = []
+        for camera in (camera for camera in self.cameras if camera in inputs):
+            pictures = inputs[camera]
+            start, end = (self._words(tokens, pictures.shape[0]) for tokens in self.around)
+            parts += [start, self._embed_pictures(pictures) * self._root, end]
+        return torch.cat(parts, 1)
+
+    @property
+    def _root(self) -> float:
+        # LeRobot scales embeddings by the root of their size.
+        return math.sqrt(self.text.hidden_size)
 
     def _words(self, tokens: Tensor | Sequence[int], rows: int) -> Tensor:
         table = cast(Any, self.vlm).get_input_embeddings()
@@ -282,6 +292,10 @@ class Expert(nn.Module):
         self.every = layers // count
         self.action_size = settings.max_action_dim
         size = int(text.hidden_size * settings.expert_width_multiplier)
+        share = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device="cpu")
+        period = settings.min_period * (settings.max_period / settings.min_period) ** share
+        # Numbers, because torch's ONNX exporter computes a range of float64 in float32.
+        self._frequencies: list[float] = (2.0 * math.pi / period).tolist()
         keys = text.num_key_value_heads * text.head_dim
         self.lm_expert = nn.Module()
         self.lm_expert.layers = nn.ModuleList(
@@ -310,7 +324,7 @@ class Expert(nn.Module):
         mask = features.prefix[2]
         rows, steps = x.shape[:2]
         actions = self.action_in_proj(x)
-        time = _time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
+        time = _time_encoding(t, self._frequencies).to(actions.dtype)
         time = time if t.dim() == 2 else time[:, None]
         joined = torch.cat((actions, time.expand_as(actions)), -1)
         hidden = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(joined)))
@@ -410,11 +424,9 @@ def _rotated(vectors: Tensor, positions: Tensor) -> Tensor:
     return rotated.to(vectors.dtype)
 
 
-def _time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
-    """Return sine and cosine encodings [..., size] of times [...], with geometric periods."""
-    share = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device=t.device)
-    period = settings.min_period * (settings.max_period / settings.min_period) ** share
-    angle = t[..., None] * (2.0 * math.pi / period)
+def _time_encoding(t: Tensor, frequencies: list[float]) -> Tensor:
+    """Return sine and cosine encodings [..., 2 * F] of times [...] for F angular frequencies."""
+    angle = t[..., None] * torch.tensor(frequencies, dtype=torch.float64, device=t.device)
     return torch.cat((angle.sin(), angle.cos()), -1)
 
 
