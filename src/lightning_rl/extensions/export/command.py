@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl import ConfigurationError, Policy
-from lightning_rl.extend.checkpoints import STATE_KEY, load_trained
+from lightning_rl.extend.checkpoints import load_trained
 from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, shown, tell
 from lightning_rl.extensions.export.formats import (
-    DIRECTORY_SUFFIX,
     SUFFIXES,
     Exported,
     Format,
@@ -21,7 +20,6 @@ from lightning_rl.extensions.export.graph import is_in_graphs, ports_of, why_not
 from lightning_rl.extensions.export.metadata import directory_of, metadata_of
 from lightning_rl.extensions.export.parity import Dtype
 from lightning_rl.extensions.export.weights import construction_of
-from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
 
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
@@ -47,10 +45,6 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
         settings.format == "onnx" or settings.dtype == "float32",
         f"--dtype {settings.dtype} is for --format onnx, not for {settings.format}: remove it.",
     )
-    directory = expanded(settings.ckpt_path)
-    if (directory / "config.json").is_file():
-        _export_directory(directory, settings)
-        return
     trained = load_trained(
         settings.ckpt_path,
         trust_code=settings.trust_code,
@@ -98,32 +92,15 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
     tell("\n".join(_summary(done)))
 
 
-def _export_directory(directory: Path, settings: Any) -> None:
-    """Export a policy as LeRobot wrote it, without a run."""
-    kind = settings.format
-    require(
-        kind in ("onnx", "torch"),
-        f"{directory} is a directory of LeRobot, which --format onnx or torch can export; a run "
-        f"that trained it can be exported as {kind}.",
-    )
-    policy = LeRobotPolicy(path=str(directory))
-    ports, file = ports_of(policy), directory / f"{directory.name}.json"
-    content = {STATE_KEY: {}, "state_dict": policy.state_dict(prefix="policy.")}
-    metadata = metadata_of(policy, ports, file, content, {}, None)
-    path = _path_of(policy, file, settings)
-    done = export_policy(policy, ports, kind, path, metadata, {}, lambda _: policy, settings.dtype)
-    tell("\n".join(_summary(done)))
-
-
 def _path_of(policy: Policy, checkpoint: Path, settings: Any) -> Path:
     kind = settings.format
-    in_parts = kind == "onnx" and is_in_graphs(policy)
-    suffix = DIRECTORY_SUFFIX if in_parts else SUFFIXES[kind]
+    in_graphs = kind == "onnx" and is_in_graphs(policy)
+    suffix = ".graphs" if in_graphs else SUFFIXES[kind]
     if settings.path is None:
         return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
     path = expanded(settings.path)
     require(
-        path.suffix == suffix or in_parts or kind == "lerobot",  # a directory may have any name
+        path.suffix == suffix or in_graphs or kind == "lerobot",  # a directory may have any name
         f"--path {settings.path} does not end with {suffix}, as a file of --format {kind} does.",
     )
     return path

@@ -45,9 +45,6 @@ MANIFEST, EXPORT_ID = "export.json", "export_id"
 MISSING = "ONNX files need onnx and onnxruntime: pip install -e '.[export]'."
 """Message without these packages."""
 
-REPORT = "parity.json"
-"""Name of the parity report in a directory."""
-
 CALLS, ROWS = 8, (7, 1)
 """Batches of each size in the comparison, and their sizes: 64 observations."""
 
@@ -187,7 +184,7 @@ def write_directory(
     report = {**header, "computed_in": "float32"} | _parity(
         policy, ports, graphs, ExportedPolicy(directory), header["weights"]
     )
-    write_json(directory / REPORT, report)
+    write_json(directory / "parity.json", report)
     _seal(directory, manifest)  # with the report
     return report
 

@@ -16,7 +16,6 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import write_atomically, writing
 from lightning_rl.extend.policies import check_weights_are_numbers
 from lightning_rl.extensions.export.exported import (
-    REPORT,
     onnx_graph,
     run_in_torch,
     write_directory,
@@ -44,9 +43,6 @@ SUFFIXES: dict[Format, str] = {
 }
 """File suffixes; the ONNX file is made from the `torch.export` program."""
 
-DIRECTORY_SUFFIX = ".graphs"
-"""Suffix of the directory of a policy that is several ONNX graphs."""
-
 
 class Exported(NamedTuple):
     """The written files, policy first, and the parity report (None without a comparison)."""
@@ -68,7 +64,8 @@ def export_policy(
     """Write a policy that is on the CPU; `path` appears only if it acts as the policy does.
 
     Args:
-        policy, ports: the policy, its inputs and outputs.
+        policy: the policy.
+        ports: its inputs and outputs.
         kind: format of the file.
         path: path of the file, or of a new directory; other files are written next to it.
         metadata: plain values, written into the ONNX file, or as JSON next to other formats.
@@ -99,9 +96,7 @@ def export_policy(
             acts = _acting_by(lambda: directory.read_saved(str(target)))
         elif kind == "torch":
             graph = ActingGraph(policy, ports)
-            _write_program(graph, target)
-            write_json(description, metadata)
-            files += [description]
+            files += [_write_program(graph, target, metadata)]
             acts = graph_acts(ports, partial(run_in_torch, torch.export.load(target).module()))
         else:
             graph = ActingGraph(policy, ports)
@@ -123,7 +118,7 @@ def _export_graphs(
     with _complete(path) as target:
         report = write_directory(policy, ports, target, metadata, header)
         _refuse_differing(path, report)
-    return Exported([path, path / REPORT], report)
+    return Exported([path, path / "parity.json"], report)
 
 
 @contextmanager
@@ -157,11 +152,13 @@ def lerobot_policy(policy: Policy) -> LeRobotPolicy:
     return inner
 
 
-def _write_program(graph: ActingGraph, path: Path) -> None:
+def _write_program(graph: ActingGraph, path: Path, metadata: Mapping[str, Any]) -> Path:
     # In memory first: `write_atomically` then leaves a whole file or none.
     content = io.BytesIO()
     torch.export.save(traced(graph), content)
     write_atomically(path, lambda file: file.write(content.getvalue()))
+    write_json(description_of(path), metadata)
+    return description_of(path)
 
 
 def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:

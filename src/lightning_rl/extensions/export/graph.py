@@ -114,30 +114,27 @@ class ActingGraph(nn.Module):
         return outputs
 
     def examples(self, rows: int = 2) -> dict[str, Tensor]:
-        """Return example inputs [B, ...]."""
-        return examples_of(self.ports.inputs, rows)
+        """Return example inputs [B, ...]: ones for an action mask, else zeros."""
+        # A mask of zeros would allow no action.
+        make = {True: torch.ones, False: torch.zeros}
+        return {
+            port.name: make[port.name == f"{OBSERVATION}.{MASK}"](
+                (rows, *port.shape), dtype=port.dtype
+            )
+            for port in self.ports.inputs
+        }
 
 
-def examples_of(ports: Sequence[Port], rows: int = 2) -> dict[str, Tensor]:
-    """Return example inputs [B, ...]: ones for an action mask, else zeros."""
-    # A mask of zeros would allow no action.
-    make = {True: torch.ones, False: torch.zeros}
-    return {
-        port.name: make[port.name == f"{OBSERVATION}.{MASK}"]((rows, *port.shape), dtype=port.dtype)
-        for port in ports
-    }
-
-
-class PartGraph(nn.Module):
+class PartGraph(ActingGraph):
     """A part of a policy's acting: `compute`, a function of tensors that calls its modules."""
 
     def __init__(self, policy: Policy, inputs: list[Port], compute: Callable[..., Any]) -> None:
-        super().__init__()
-        self.policy, self._compute = policy, compute
+        nn.Module.__init__(self)  # without a copy of the policy
+        self.policy, self._compute, self.ports = policy, compute, Ports(inputs, [])
         with torch.no_grad():
-            outputs = compute(examples_of(inputs)).items()
-        ports = [Port(name, tuple(value.shape[1:]), value.dtype, None) for name, value in outputs]
-        self.ports = Ports(inputs, ports)
+            outputs = compute(self.examples())
+        for name, output in outputs.items():
+            self.ports.outputs.append(Port(name, tuple(output.shape[1:]), output.dtype, None))
 
     def forward(self, inputs: dict[str, Tensor]) -> Any:
         return self._compute(inputs)
@@ -151,7 +148,7 @@ def unwrapped(policy: Policy) -> Policy:
 
 
 def is_large(policy: Policy) -> bool:
-    """Return whether a policy has a pretrained model: its weights are no part of an ONNX file."""
+    """Return whether a policy is a pretrained model, too large for one ONNX file."""
     inner = unwrapped(policy)
     body = inner.backbone if isinstance(inner, ChunkPolicy) else inner
     smolvla = isinstance(inner, LeRobotPolicy) and inner.directory.kind == "smolvla"
@@ -175,7 +172,7 @@ def why_not_traced(policy: Policy) -> str | None:
     return None
 
 
-def traced(graph: Any) -> ExportedProgram:
+def traced(graph: ActingGraph) -> ExportedProgram:
     """Trace a graph with a dynamic batch size.
 
     Raises:
@@ -187,8 +184,7 @@ def traced(graph: Any) -> ExportedProgram:
     rows = {port.name: {0: Dim("batch")} for port in graph.ports.inputs}
     try:
         with torch.no_grad(), _quietly():
-            inputs = examples_of(graph.ports.inputs)
-            return torch.export.export(graph, (inputs,), dynamic_shapes=(rows,))
+            return torch.export.export(graph, (graph.examples(),), dynamic_shapes=(rows,))
     except ConfigurationError:
         raise
     except Exception as error:  # a user's policy may raise any type
@@ -200,10 +196,10 @@ def traced(graph: Any) -> ExportedProgram:
         ) from error
 
 
-def onnx_of(program: ExportedProgram, graph: Any, metadata: Mapping[str, str], dtype: str) -> Any:
-    """Convert a traced graph to ONNX, an `ONNXProgram`; `metadata` becomes `metadata_props`.
-
-    `dtype` is the type of the stored weights.
+def onnx_of(
+    program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str, str], dtype: str
+) -> Any:
+    """Convert a traced graph to an `ONNXProgram` with metadata, and weights stored as `dtype`.
 
     Raises:
         ConfigurationError: if the `export` extra is not installed, or ONNX lacks an operation.
@@ -248,7 +244,7 @@ def _store_in_float16(ir: Any, graph: Any) -> None:
     # less than rounded activations. So the graph restores the weights, and computes in float32.
     for value in list(graph.initializers.values()):
         weight = value.const_value
-        if value.dtype != ir.DataType.FLOAT or weight.size < SMALL:
+        if value.dtype != ir.DataType.FLOAT or weight.size < 256:
             continue
         restored = ir.node("Cast", [None], {"to": ir.DataType.FLOAT})
         value.replace_all_uses_with(restored.outputs[0], replace_graph_outputs=True)
@@ -262,9 +258,6 @@ def _reason(error: Exception) -> str:
     words = " ".join(str(error).replace("For more information, run with TORCH_LOGS=", "").split())
     return textwrap.shorten(words or type(error).__name__, 300, placeholder=" ...") + "."
 
-
-SMALL = 256
-"""Fewer numbers of a weight stay in float32, such as the bounds of actions."""
 
 EXPORTERS = (
     "torch.onnx._internal.exporter._registration",
@@ -339,7 +332,7 @@ def chain_of(policy: Policy) -> FlowHead | DiffusionHead | None:
     return head if isinstance(head, FlowHead | DiffusionHead) else None
 
 
-def graphs_of(policy: Policy, ports: Ports) -> dict[str, Any]:
+def graphs_of(policy: Policy, ports: Ports) -> dict[str, ActingGraph]:
     """Return graphs by name, in their order: of features and a step, or one of a whole policy.
 
     A graph may read what the observation and the graphs before it give; `onnx_of` drops the rest.
@@ -371,7 +364,8 @@ def graphs_of(policy: Policy, ports: Ports) -> dict[str, Any]:
         x = head.advance(Features(slots, summary, prefix), x, number, noise)
         return {NEXT_X: x, ACTION: TrainedPolicy.executed(alone.action_space, head.to_chunk(x))}
 
-    graphs, inputs = {}, list(ports.inputs)
+    graphs: dict[str, ActingGraph] = {}
+    inputs = list(ports.inputs)
     names = {PICTURES: embed, "prefix": encode} if is_smolvla else {"encoder": encode}
     for name, compute in names.items():
         graphs[name] = PartGraph(alone, inputs, compute)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -207,9 +207,7 @@ class FlowHead(ActionHead):
             x = self.advance(features, x, k)
         return x
 
-    def advance(
-        self, features: Features, x: Tensor, step: int | Tensor, noise: Tensor | None = None
-    ) -> Tensor:
+    def advance(self, features: Features, x: Tensor, step: Any, noise: Any = None) -> Tensor:
         """Return x [B, K, P] after Euler step `step`, an int or [B], which needs no noise."""
         return x - self.velocity(features, x, step) / self.steps
 

@@ -246,9 +246,7 @@ class DiffusionHead(ActionHead):
             old = None
         return self.to_chunk(self._network[0].chain(features.summary, start, step_noises, old))
 
-    def advance(
-        self, features: Features, x: Tensor, step: Tensor, noise: Tensor | None = None
-    ) -> Tensor:
+    def advance(self, features: Features, x: Tensor, step: Tensor, noise: Any = None) -> Tensor:
         """Return x [B, H, A] after the steps with the numbers `step` [B]; `noise` is theirs."""
         steps = self._network[0].steps_at(step)
         mean = steps.mean(self._network[0].unet(x, cast(Tensor, steps.time), features.summary), x)
