@@ -157,7 +157,7 @@ def test_float16_halves_the_weights_of_a_graph(directory, tmp_path, capsys):
     assert_names(capsys.readouterr().err, "--dtype float16", "--format onnx", "torch")
 
 
-@pytest.mark.parametrize("odd", ["encoder", "step"])
+@pytest.mark.parametrize("odd", [pytest.param("encoder", marks=pytest.mark.slow), "step"])
 def test_a_graph_that_computes_otherwise_leaves_no_directory(odd, tmp_path, monkeypatch):
     kept = directories.onnx_of
 

@@ -24,14 +24,17 @@ pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """Two exports of one policy, and the first again in another directory."""
+    """An export, and its graph of a step as another export would have it."""
     root = tmp_path_factory.mktemp("graphs")
     torch.manual_seed(0)
     space = Dict({"proprio": Box(-1, 1, (3,), np.float32)})
     # Wide enough that its weights are external data.
     policy = VLAPolicy(space, Box(-1, 1, (2, 3)), PerceptronBackbone((64,), 4), head="flow").eval()
-    for name in ("first", "second"):
-        export_policy(policy, ports_of(policy), "onnx", root / name, {"versions": {}}, {}, None)
+    export_policy(policy, ports_of(policy), "onnx", root / "first", {"versions": {}}, {}, None)
+    model = onnx.load(root / "first" / "step.onnx", load_external_data=False)
+    model.metadata_props[0].value = "f" * 32
+    (root / "second").mkdir()
+    onnx.save(model, root / "second" / "step.onnx")
     return root
 
 

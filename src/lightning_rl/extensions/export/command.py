@@ -116,14 +116,11 @@ def _summary(done: Exported) -> list[str]:
         else f"{name}: {part['equal']:.1%} equal choices"
         for name, part in report["actions"].items()
     ]
-    lines = [
+    times = [f"{n} {part['milliseconds']:.1f} ms" for n, part in report.get("graphs", {}).items()]
+    graphs = [f"Graphs:  {', '.join(times)} per chunk; load_policy opens the directory"]
+    return [
         f"Policy:  {done.files[0]}",
         *(f"Also:    {file}" for file in done.files[1:]),
         f"Parity:  {report['observations']:,} observations, {', '.join(parts)}",
+        *(graphs if times else []),
     ]
-    if graphs := report.get("graphs"):
-        times = {name: part["milliseconds"] for name, part in graphs.items()}
-        lines[0] += f", a directory of {len(graphs)} graphs for load_policy"
-        parts = [f"{name} {milliseconds:.1f}" for name, milliseconds in times.items()]
-        lines.append(f"Time:    {sum(times.values()):.1f} ms per chunk: {', '.join(parts)}")
-    return lines

@@ -64,8 +64,7 @@ class ExportedPolicy(Policy):
         ConfigurationError: see `check_files`; also for a damaged manifest.
     """
 
-    has_critic = False
-    has_entropy = False
+    has_critic = has_entropy = False
     fixed_noise: Tensor
 
     def __init__(self, directory: Path) -> None:
@@ -101,20 +100,19 @@ class ExportedPolicy(Policy):
         noise = torch.empty(*batch, self.fixed_noise.numel(), device=self.version.device)
         return noise.normal_(generator=generator)
 
-    def get_value(self, td: TensorDict) -> TensorDict:
-        raise ConfigurationError("An exported policy has no critic: use its checkpoint.")
-
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         raise ConfigurationError("An exported policy is not trained: train its checkpoint.")
+
+    get_value = evaluate_actions
 
 
 def run_graphs(
     graphs: Mapping[str, Callable[[Arrays], Arrays]], values: Arrays, noise: np.ndarray, steps: int
 ) -> Iterator[tuple[str, Arrays]]:
-    """Run graphs in order, that of a step `steps` times; yield name and outputs of each run.
+    """Run graphs in order, the step `steps` times; yield the name and the outputs of each run.
 
-    `values` are the observation, [N, ...] by the names of inputs, and `noise` [N, S, ...] is what a
-    chain begins with, and the noise of its first steps. The last run returns `action`.
+    `values` [N, ...] are an observation by the names of inputs; `noise` [N, S, ...] is the initial
+    noise and the noise of the first steps. The last run returns `action`.
     """
     for name in (name for name in graphs if name != STEP):
         outputs = graphs[name](values)
@@ -246,13 +244,12 @@ def run_in_torch(module: Any, values: Arrays) -> Arrays:
 def check_files(
     directory: Path, files: Mapping[str, str], graphs: list[str], identity: str
 ) -> None:
-    """Refuse files that are not those of one export; `files` has their SHA-256 by name.
-
-    ONNX Runtime would open any file that a graph names for its weights, so it comes later.
+    """Refuse files of another or a damaged export; `files` has the SHA-256 by name.
 
     Raises:
         ConfigurationError: with the name of the file.
     """
+    # Before ONNX Runtime, which would open any file that a graph names for its weights.
     for name, digest in files.items():
         path = directory / name
         require(
@@ -269,10 +266,10 @@ def check_files(
         require(name in files, f"{directory / MANIFEST} lists no file '{name}'. {CURE}")
         with open_file(directory / name, directory, 2**28) as file:
             model = onnx.load_model_from_string(file.read())
-        found = {entry.key: entry.value for entry in model.metadata_props}.get(EXPORT_ID)
+        export_id = {entry.key: entry.value for entry in model.metadata_props}.get(EXPORT_ID)
         require(
-            found == identity,
-            f"{directory / name} is of the export {found}, but {MANIFEST} of {identity}. {CURE}",
+            export_id == identity,
+            f"{directory / name} is of export {export_id}, but {MANIFEST} of {identity}. {CURE}",
         )
         for place in places_of_weights(model):
             require(
@@ -289,7 +286,7 @@ def digest_of(path: Path) -> str:
 
 
 def places_of_weights(message: Any) -> Iterator[str]:
-    """Yield the external files of a graph, also those of attributes, subgraphs and functions."""
+    """Yield the files of a graph's external weights, also in attributes, subgraphs, functions."""
     if message.DESCRIPTOR.name == "TensorProto":
         places = {entry.key: entry.value for entry in message.external_data}
         if message.data_location or places:

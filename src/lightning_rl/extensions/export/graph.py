@@ -165,9 +165,8 @@ def why_not_traced(policy: Policy) -> str | None:
     real_time = getattr(unwrapped(policy), "real_time", None)
     if real_time is not None and (real_time.method == "guided" or is_large(policy)):
         return (
-            f"real_time.method: {real_time.method} cannot be exported as graphs here: guided needs "
-            "gradients, and the graphs of a large model keep no old chunk. Export it with "
-            "--format safetensors, for load_policy, or without real_time."
+            f"real_time.method: {real_time.method} has no graph here: guided needs gradients, and "
+            "graphs of large models keep no old chunk. Export it with --format safetensors."
         )
     return None
 

@@ -146,7 +146,7 @@ def _compared(
     if not isinstance(space, gymnasium.spaces.Box):
         limit = max(DIFFERING_CHOICES, tolerance)
         return {"equal": equal_share, "passed": 1.0 - equal_share <= limit}
-    # The range of an unbounded action overflows; its unit is then that of the policy's statistics.
+    # The range of an unbounded action overflows: the policy's statistics give its unit.
     with np.errstate(over="ignore", invalid="ignore"):
         half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
     unit = np.maximum(np.where(half < 1e6, half, scale), 1.0)

@@ -28,9 +28,6 @@ from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
 from lightning_rl.extensions.vla.real_time import Continuation, guidance_weight, pull
 from lightning_rl.extensions.vla.resnet import ResNet
 
-STEP_NUMBERS = 6
-"""Number of the first fields of `_DenoisingStep` that differ from step to step."""
-
 
 @dataclass(frozen=True)
 class DiffusionSettings(Settings):
@@ -171,11 +168,11 @@ class DiffusionNetwork(Network):
 
     def steps_at(self, numbers: Tensor) -> "_DenoisingStep":
         """Return the steps with given numbers [B]; `time` is [B], other factors are [B, 1, 1]."""
-        # A table, because a graph cannot index a list.
-        table = torch.tensor([step[:STEP_NUMBERS] for step in self._steps], device=numbers.device)
+        # A table, because a graph cannot index a list. All steps share the fields after the sixth.
+        table = torch.tensor([step[:6] for step in self._steps], device=numbers.device)
         time, *factors = table[numbers].unbind(1)
         columns: list[Any] = [time, *(factor[:, None, None] for factor in factors)]
-        return _DenoisingStep(*columns, *self._steps[0][STEP_NUMBERS:])
+        return _DenoisingStep(*columns, *self._steps[0][6:])
 
     @property
     def noisy_steps(self) -> int:
