@@ -172,7 +172,7 @@ class DiffusionNetwork(Network):
         table = torch.tensor([step[:6] for step in self._steps], device=numbers.device)
         time, *factors = table[numbers].unbind(1)
         columns: list[Any] = [time, *(factor[:, None, None] for factor in factors)]
-        return _DenoisingStep(*columns, *self._steps[0][6:])
+        return _DenoisingStep(*columns, *cast(Any, self._steps[0])[6:])
 
     @property
     def noisy_steps(self) -> int:
