@@ -473,6 +473,7 @@ INNER = {
     "lightning_rl.extensions.datasets.offline.DatasetSpaces",
     "lightning_rl.extensions.managers.wrapper.EndsByTerms",
     "lightning_rl.extensions.managers.EndEffectorPose",  # takes a function, which is code
+    "lightning_rl.extensions.export.exported.ExportedPolicy",  # of `load_policy`
     "lightning_rl.extensions.vla.resnet.ResNetEncoder",
     "lightning_rl.extensions.algorithms.steering.BaseFeatures",
     "lightning_rl.rollout.structured_actions.FlatAction",

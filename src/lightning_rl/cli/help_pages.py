@@ -82,6 +82,7 @@ BUILDING_BLOCKS = (
     *("BaseFinetuning", "BasePredictionWriter", "SaveConfigCallback", "RunConfig"),
     *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
     *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy", "DatasetSpaces", "RecordedInfo"),
+    "ExportedPolicy",
 )
 """Base classes, classes that other classes create, and classes that the update ignores."""
 
