@@ -380,3 +380,19 @@ def test_a_robot_in_the_motion_has_the_style_of_the_motion(files):
     torch.testing.assert_close(motion[of_motion, 0], observation["style"][of_robot])
     following = (motion[:, 1:, :2] - env.motion.joints).abs().sum(-1).argmin(1)
     torch.testing.assert_close(following, drawn + 1)
+
+
+def test_the_camera_stays_with_a_robot_that_walks_away_from_what_is_fixed(files, tmp_path):
+    """A box at the start does not move the camera back."""
+    text = (tmp_path / "robot.xml").read_text()
+    box = '<worldbody><geom type="box" size=".1 .1 .1" pos="0 0 3"/>'
+    (tmp_path / "robot.xml").write_text(text.replace("<worldbody>", box))
+    env = robot(1)
+    env.reset(seed=0)
+    env.render([0])
+    _, near = env._camera._around()
+    env.state["qpos"][:, env.layout.columns("qpos", ("root",))[:2]] += 20.0
+    env.render([0])
+    middle, far = env._camera._around()
+    assert middle[0] > 15.0
+    assert far == pytest.approx(near, rel=1e-3)

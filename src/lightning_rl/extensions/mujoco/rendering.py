@@ -93,10 +93,13 @@ class Camera:
         return camera
 
     def _around(self) -> tuple[np.ndarray, float]:
-        """Return the first moving body's position, and the m to the model's farthest part."""
+        """Return the first moving body's position, and the m to the farthest moving part."""
         model, middle = self._model, self._data.xpos[min(1, self._model.nbody - 1)].copy()
         distances = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
-        solid = [model.geom_type[i] not in self._flat for i in range(model.ngeom)]
+        solid = ~np.isin(model.geom_type, list(self._flat))
+        # What is fixed stays behind when a robot walks away from it.
+        moving = solid & (model.body_weldid[model.geom_bodyid] != 0)
+        solid = moving if moving.any() else solid
         return middle, max(float(distances[solid].max(initial=0.0)), 0.1)
 
     def _drawn(self, markers: Sequence[Marker]) -> np.ndarray:
