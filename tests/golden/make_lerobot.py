@@ -68,6 +68,19 @@ def fill(golden, place):
     save_file(weights_of(shapes), place / "model.safetensors")
 
 
+def filled_in(root):
+    """Return a function that fills a golden directory below `root`, once."""
+    golden = Path(__file__).parent
+    shutil.copytree(golden / "tiny_smolvlm", root / "tiny_smolvlm")
+
+    def make(name):
+        if not (root / name).exists():
+            fill(golden / name, root / name)
+        return root / name
+
+    return make
+
+
 def statistics_of(features, modes):
     """Statistics of a dataset with these features."""
     found = {}

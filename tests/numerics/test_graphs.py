@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +11,21 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import LeRobotPolicy, PerceptronBackbone, RealTime, VLAPolicy, load_policy
+from lightning_rl import (
+    ActorCritic,
+    LeRobotPolicy,
+    PerceptronBackbone,
+    RealTime,
+    VLAPolicy,
+    load_policy,
+)
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.extensions.export import exported as directories
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import graphs_of, is_in_graphs, ports_of, why_not_traced
-from lightning_rl.extensions.export.parity import flat
-from tests.golden.make_lerobot import fill
+from lightning_rl.extensions.export.parity import flat, parity
+from tests.golden.make_lerobot import filled_in
 from tests.messages import assert_names, refused
 
 onnx = pytest.importorskip("onnx", reason="the extra `export` is not installed")
@@ -102,15 +108,7 @@ def test_a_graph_keeps_no_path_of_the_machine_that_wrote_it(directory):
 
 @pytest.fixture(scope="module")
 def lerobot(tmp_path_factory):
-    root = tmp_path_factory.mktemp("lerobot")
-    shutil.copytree(GOLDEN / "tiny_smolvlm", root / "tiny_smolvlm")
-
-    def make(name):
-        if not (root / name).exists():
-            fill(GOLDEN / name, root / name)
-        return root / name
-
-    return make
+    return filled_in(tmp_path_factory.mktemp("lerobot"))
 
 
 LEROBOT = ("smolvla", "smolvla_cameras", "diffusion", "diffusion_cameras")
@@ -182,3 +180,12 @@ def test_a_chain_in_real_time_keeps_its_single_graph_or_is_refused():
     assert not is_in_graphs(flow(real_time=RealTime(method="skip", **settings)))
     reason = why_not_traced(flow(real_time=RealTime(**settings)))
     assert_names(reason, "real_time.method: guided", "--format safetensors")
+
+
+def test_a_policy_of_ones_own_may_call_a_layer_head():
+    box = gymnasium.spaces.Box
+    policy = ActorCritic(box(-1, 1, (3,)), box(-1, 1, (2,)))
+    policy.head = torch.nn.Linear(2, 2)
+    acting = TrainedPolicy(policy)
+    report = parity(policy, lambda: lambda observation: flat(acting.act(observation)))
+    assert report["actions"]["action"]["largest_difference"] == 0.0

@@ -34,7 +34,15 @@ from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
 from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
-from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, fill, pixels_of, recipes, weights_of
+from tests.golden.make_lerobot import (
+    PIXELS,
+    ROWS,
+    TASKS,
+    filled_in,
+    pixels_of,
+    recipes,
+    weights_of,
+)
 from tests.helpers import (
     assert_same,
     assert_same_run,
@@ -53,15 +61,7 @@ RECIPES = recipes()
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
     """Return a function that makes a directory with its weights, once."""
-    root = tmp_path_factory.mktemp("lerobot")
-    shutil.copytree(GOLDEN / "tiny_smolvlm", root / "tiny_smolvlm")
-
-    def make(name):
-        if not (root / name).exists():
-            fill(GOLDEN / name, root / name)
-        return root / name
-
-    return make
+    return filled_in(tmp_path_factory.mktemp("lerobot"))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from lightning_rl.extensions.export.graph import (
     ports_of,
     why_not_traced,
 )
+from lightning_rl.extensions.vla.policy import ChunkPolicy
 
 Arrays = dict[str, np.ndarray]
 """Arrays [N, ...] by the names of inputs or outputs."""
@@ -86,8 +87,9 @@ def parity(
     tolerance = TOLERANCES[dtype]
     if policy.is_recurrent:
         tolerance = max(tolerance, TOLERANCE_WITH_MEMORY)
-    head = getattr(policy, "head", None)
-    scale = 1.0 if head is None else head.scale.numpy().reshape(head.shape)
+    scale: Any = 1.0
+    if isinstance(policy, ChunkPolicy):  # a policy of others may call a layer `head`, too
+        scale = policy.head.scale.numpy().reshape(policy.head.shape)
     actions = {
         name: _compared(pairs, spaces[name], tolerance, scale) for name, pairs in parts.items()
     }
