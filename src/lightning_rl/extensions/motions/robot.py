@@ -65,7 +65,7 @@ def phase(env: EnvView) -> Tensor:
 
 
 def joints_ahead(env: MujocoView, frames: list[int]) -> Tensor:
-    """Return how far the joints are from those of coming frames, [M, J * frames] rad."""
+    """Return the joints of coming frames relative to the robot's joints, [M, J * frames] rad."""
     position, motion = env.qpos(*env.env.joints), env.env.motion
     return torch.cat([motion.joints[_coming(env, ahead)] - position for ahead in frames], 1)
 

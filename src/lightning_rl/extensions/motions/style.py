@@ -35,7 +35,7 @@ class Discriminator(nn.Module):
     Args:
         observation_space: a Dict of one env.
         style_key: key of the robot's state, a Box [D].
-        motion_key: key of a step of the motion, drawn anew at every env step, a Box [2 D].
+        motion_key: key of a step of the motion, a Box [2 D]; the env draws one at each step.
         hidden_sizes: units of the hidden layers.
         activation: see `ActorCritic`.
         gradient_penalty: weight of the mean squared gradient; halved, as in the paper.

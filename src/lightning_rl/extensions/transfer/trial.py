@@ -1,4 +1,4 @@
-"""Play a policy in many setups at once, and find the change that helps most."""
+"""Play a policy in many setups at once, and find the change with the largest reward."""
 
 import math
 from collections.abc import Callable, Sequence
