@@ -1,10 +1,12 @@
-"""Leave out each extension in turn, and run the tests of the others in a copy of the project.
+"""Run the tests of extensions in copies of the project without those that they do not need.
 
-    python scripts/left_out.py [EXTENSION ...]      # default: all; prints a row for each
+    python scripts/left_out.py [FOLDER]      # about twenty CPU minutes; prints a table
 
-A test file is left out with an extension that its text, or the text of a file of tests/ that it
-imports, names: by an import, a class, a shipped config or a subcommand. `NEEDS` of
-tests/test_architecture.py names the extensions that do not work without another.
+A test file needs the extensions that its text, or the text of a file of tests/ that it imports,
+names (by an import, a class, a shipped config or a subcommand), and those that these need:
+`NEEDS` of tests/test_architecture.py. Files that need the same ones run together, in a copy from
+which all others are deleted at once. What passes so is taken to pass without any one of them. The
+results in FOLDER are kept: a second run goes on.
 """
 
 import os
@@ -21,50 +23,63 @@ sys.path.insert(0, str(ROOT))
 
 from lightning_rl.system.extensions import SUBCOMMANDS, TASKS  # noqa: E402, I001
 from lightning_rl.system.lazy import modules_of_names  # noqa: E402
-from tests.cli.left_out import not_working_without  # noqa: E402
+from tests.cli.left_out import NEEDS  # noqa: E402
 
 HOMES = modules_of_names(str(ROOT / "src/lightning_rl/__init__.py")) | TASKS
 HOMES |= {f'"{name}"': path for name, (path, *_) in SUBCOMMANDS.items()}
-NAMES = sorted(p.parent.name for p in ROOT.glob("src/lightning_rl/extensions/*/__init__.py"))
-NAMED_OTHERWISE: dict[str, list[str]] = {}
-"""By extension, test files that need it without naming it."""
+NAMES = {path.parent.name for path in ROOT.glob("src/lightning_rl/extensions/*/__init__.py")}
+NAMED_OTHERWISE: dict[str, str] = {}
+"""By test file, extensions that it needs without naming them."""
 
 
 @cache
 def extensions_of(path: Path) -> frozenset[str]:
-    """Return the extensions that a test file or a config names."""
-    names: set[str] = set()
+    """Return the extensions that a test file needs."""
+    names = set(NAMED_OTHERWISE.get(str(path.relative_to(ROOT)), "").split())
     waiting, seen = [path], set()
     while waiting:
         text = (file := waiting.pop()).read_text()
         seen.add(file)
-        words = {*re.findall(r'[A-Z]\w+|"\w+"', text)}
+        imports = " ".join(re.findall(r"from lightning_rl import ([^()]+?$|\([^)]+\))", text, re.M))
+        words = {*re.findall(r'[A-Z]\w+|"\w+"', text), *re.findall(r"\w+", imports)}
         places = " ".join(HOMES.get(word, "") for word in words)
         names |= {*re.findall(r"lightning_rl\.extensions\.(\w+)", text + places)}
         others = [ROOT / "configs" / name for name in re.findall(r"\w+\.yaml", text)]
         modules = re.findall(r"from (tests\.[\w.]+) import", text)
         others += [ROOT.joinpath(*m.split(".")).with_suffix(".py") for m in modules]
         waiting += [other for other in others if other.is_file() and other not in seen]
-    return frozenset(names)
+    while needed := set(" ".join(NEEDS.get(name, "") for name in names).split()) - names:
+        names |= needed
+    return frozenset(names & NAMES)
 
 
-def run_without(extension: str, copy: Path) -> str:
-    """Delete an extension from a copy, run the tests of the others, and return a row."""
-    lost = not_working_without(extension)
-    shutil.rmtree(copy / "src/lightning_rl/extensions" / extension)
-    tests = [path for path in ROOT.glob("tests/*/test_*.py") if extensions_of(path)]
-    kept = [str(path.relative_to(ROOT)) for path in sorted(tests) if not extensions_of(path) & lost]
-    unnamed = {f"tests/{name}" for name in NAMED_OTHERWISE.get(extension, ())}
-    kept = [path for path in kept if path not in unnamed]
-    environment = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-rfE", *kept]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-    failed = re.findall(r"^(?:FAILED|ERROR) \S+", done.stdout, re.M)
-    result = failed[0] if failed else "passed" if done.returncode == 0 else done.stderr[-200:]
-    return f"| {extension} | {len(kept)} of {len(tests)} test files | {result} |"
-
-
-for name in sys.argv[1:] or NAMES:
+def result_with(extensions: frozenset[str], tests: list[str]) -> str:
+    """Run tests in a copy that has some extensions alone; return the tests that failed."""
     with tempfile.TemporaryDirectory() as folder:
         ignored = shutil.ignore_patterns(".git", "outputs", "__pycache__", "*_cache", "shared")
-        print(run_without(name, shutil.copytree(ROOT, Path(folder, "project"), ignore=ignored)))
+        copy = shutil.copytree(ROOT, Path(folder, "project"), ignore=ignored)
+        for name in NAMES - extensions:
+            shutil.rmtree(copy / "src/lightning_rl/extensions" / name)
+        environment = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
+        options = ["--continue-on-collection-errors", "--tb=short"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rfE", *options, *tests]
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    failed = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.M)
+    return "\n".join(failed) or ("" if done.returncode in (0, 5) else done.stdout[-500:])
+
+
+groups: dict[frozenset[str], list[str]] = {}
+for test in sorted(ROOT.glob("tests/*/test_*.py")):
+    groups.setdefault(extensions_of(test), []).append(str(test.relative_to(ROOT)))
+groups.pop(frozenset(), None)
+results = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+results.mkdir(parents=True, exist_ok=True)
+for extensions, tests in groups.items():
+    result = results / "-".join(sorted(extensions))
+    if not result.exists():
+        result.write_text(result_with(extensions, tests))
+    print(f"With {', '.join(sorted(extensions))} alone: {len(tests)} files;", flush=True)
+    print(result.read_text() or "all passed.", flush=True)
+for name in sorted(NAMES):
+    without = [len(tests) for extensions, tests in groups.items() if name not in extensions]
+    print(f"| {name} | {sum(without)} of {sum(map(len, groups.values()))} files ran without it |")

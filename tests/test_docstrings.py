@@ -37,12 +37,12 @@ INTERNAL = (
     "envs/torch/counter_random.py",
     "envs/watch.py",
     "envs/hanging.py",
-    *(f"extensions/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
+    *(f"extensions/mujoco/{name}.py" for name in ("locomotion", "rendering", "threads", "warp")),
     *(f"extensions/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "extensions/simulators/simulator_events.py",
     *(
         f"envs/gymnasium/{name}.py"
-        for name in ("first_episode", "inline", "making", "mujoco_bindings")
+        for name in ("first_episode", "inline", "making", "mujoco_bindings", "shortcuts")
     ),
     *(f"envs/gymnasium/{name}.py" for name in ("checksums", "episode_log")),
     *(f"envs/gymnasium/{name}.py" for name in ("goals", "recorded_info", "replay", "workers")),

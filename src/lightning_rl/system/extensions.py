@@ -85,6 +85,7 @@ HOOKS = {
     "offline_env": "lightning_rl.extensions.datasets.offline.spaces_of_collector",  # data.offline
     "read_exported": "lightning_rl.extensions.export.weights.read_exported",  # load_policy
     "exported_policy": "lightning_rl.extensions.export.exported.ExportedPolicy",  # load_policy
+    "step_together": "lightning_rl.extensions.mujoco.locomotion.step_together",  # GymnasiumEnv
     "film": "lightning_rl.extensions.videos.video.VideoRecorder",  # trainer.video
     "report_findings": "lightning_rl.extensions.checks.findings.report_findings",  # rl-cli check
 }

@@ -8,14 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
+from lightning_rl.envs.gymnasium.shortcuts import shortcut, step_together
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.envs.step_results import FLAGS, NUMBERS, check_observation, name_of, read_step
 from lightning_rl.rollout.contract import map_tree
-
-EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
 
 class FastDiscrete(gymnasium.spaces.Discrete):
@@ -40,9 +37,10 @@ class InlineVectorEnv(SyncVectorEnv):
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         for env in self.envs:
             _use_fast_discrete(env)
-        shortcuts = [_shortcut(env) for env in self.envs]
-        self._steps = [step for step, _ in shortcuts]
+        shortcuts = [shortcut(env) for env in self.envs]
+        self._steps = [env.step for env, _ in shortcuts]
         self._limits = [limit for _, limit in shortcuts]
+        self._step_together = step_together([env for env, _ in shortcuts])
         self._clock = 0
         self.set_elapsed([0] * self.num_envs)
         self._reader = InfoReader.of(name_of(self.envs[0]), self.num_envs, self.metadata)
@@ -83,8 +81,11 @@ class InlineVectorEnv(SyncVectorEnv):
         size, rows, is_array = self._size, self._rows, self._is_array
         rewards, terminations, truncations = self._outcomes
         has_reports = self._reader.has_reports
-        for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
-            result = step(action)
+        if self._step_together is not None:
+            results = self._step_together(actions)
+        else:
+            results = (step(action) for step, action in zip(self._steps, actions, strict=True))
+        for i, result in enumerate(results):
             try:
                 observation, reward, terminated, truncated, info = result
             except (TypeError, ValueError):
@@ -156,16 +157,3 @@ def _use_fast_discrete(env: gymnasium.Env) -> None:
         fast = FastDiscrete(space.n)
         vars(fast).update(vars(space))  # its generator among them, which the env may draw from
         env.unwrapped.action_space = fast
-
-
-def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
-    """Return the `step` below the wrappers that `InlineVectorEnv` replaces, and the time limit."""
-    limit = np.iinfo(np.int64).max
-    # By exact type: a subclass may do more in `step`.
-    while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
-        if type(env) is TimeLimit:
-            if env.spec is None or env.spec.max_episode_steps is None:
-                break  # the spec could not be copied: this wrapper counts
-            limit = min(limit, env.spec.max_episode_steps)
-        env = env.env  # type: ignore[attr-defined]  # always a wrapper
-    return env.step, int(limit)
