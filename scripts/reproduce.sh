@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Reproduce the tables of docs/results.md, one row by one command. Some families need extras (pip install
+# Reproduce the tables of docs/results/, one row by one command. Some families need extras (pip install
 # -e '.[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
 #
-#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory|offline
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory|offline|real_time
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -115,6 +115,10 @@ vla)
 recap)
   python scripts/recap.py doors outputs/doors
   python scripts/recap.py blocks outputs/blocks --seeds 1 2 3
+  ;;
+real_time)
+  python scripts/real_time.py --seeds 1 2 3
+  python scripts/real_time.py --seeds 1 2 3 --task catch --delays 4 --place outputs/catch
   ;;
 robots)
   row robots $RETURN ppo_quadruped.yaml 20 "1 2 3"
