@@ -48,18 +48,18 @@ OF_ALL = {
 def extensions_of(path: Path) -> frozenset[str]:
     """Return the extensions that a test file needs."""
     names = set(NOT_NAMED.get(f"{path.parent.name}/{path.name}", "").split())
-    waiting, seen = [path], set()
-    while waiting:
-        text = (file := waiting.pop()).read_text()
-        seen.add(file)
+    unread, files = [path], set()
+    while unread:
+        text = (file := unread.pop()).read_text()
+        files.add(file)
         imports = " ".join(re.findall(r"from lightning_rl import ([^()]+?$|\([^)]+\))", text, re.M))
         words = {*re.findall(r'[A-Z]\w+|"\w+"', text), *re.findall(r"\w+", imports)}
         places = " ".join(HOMES.get(word, "") for word in words)
         names |= {*re.findall(r"lightning_rl\.extensions\.(\w+)", text + places)}
-        others = [ROOT / "configs" / name for name in re.findall(r"\w+\.yaml", text)]
+        named_files = [ROOT / "configs" / name for name in re.findall(r"\w+\.yaml", text)]
         modules = re.findall(r"from (tests\.[\w.]+) import", text)
-        others += [ROOT.joinpath(*m.split(".")).with_suffix(".py") for m in modules]
-        waiting += [other for other in others if other.is_file() and other not in seen]
+        named_files += [ROOT.joinpath(*m.split(".")).with_suffix(".py") for m in modules]
+        unread += [named for named in named_files if named.is_file() and named not in files]
     while needed := set(" ".join(NEEDS.get(name, "") for name in names).split()) - names:
         names |= needed
     return frozenset(names & NAMES)

@@ -42,8 +42,13 @@ def step_together(envs: Sequence[gymnasium.Env[Any, Any]]) -> Step | None:
     """
     settings = [{name: vars(env).get(name) for name in SETTINGS} for env in envs]
     one_kind = type(envs[0]) in KINDS and len({type(env) for env in envs}) == 1
-    shown = any(env.render_mode == "human" for env in envs)
-    if len(envs) == 1 or not one_kind or shown or any(other != settings[0] for other in settings):
+    has_window = any(env.render_mode == "human" for env in envs)
+    if (
+        len(envs) == 1
+        or not one_kind
+        or has_window
+        or any(other != settings[0] for other in settings)
+    ):
         return None
     return _PlanarRobots(envs, settings[0]).step
 
@@ -69,17 +74,19 @@ class _PlanarRobots:
             mujoco.mj_rnePostConstraint(model, data)
             rows[0][:], rows[1][:] = state
         reward = settings["_forward_reward_weight"] * ((qpos[:, 0] - x) / self._period)
-        ends = np.zeros(len(actions), np.bool_)
+        terminated = np.zeros(len(actions), np.bool_)
         if self._kind is not HalfCheetahEnv:
             healthy, velocity = self._are_healthy(), np.clip(velocity, -10, 10)
             reward = reward + healthy * settings["_healthy_reward"]
-            ends = ~healthy & settings["_terminate_when_unhealthy"]
+            terminated = ~healthy & settings["_terminate_when_unhealthy"]
         reward = reward - settings["_ctrl_cost_weight"] * np.sum(np.square(actions), axis=1)
         skipped = int(settings["_exclude_current_positions_from_observation"])
         observations = np.concatenate((qpos[:, skipped:], velocity), axis=1)
         infos: list[dict[str, Any]] = [{} for _ in actions]
-        never = [False] * len(actions)
-        return zip(observations, reward.tolist(), ends.tolist(), never, infos, strict=True)
+        truncated = [False] * len(actions)
+        return zip(
+            observations, reward.tolist(), terminated.tolist(), truncated, infos, strict=True
+        )
 
     def _are_healthy(self) -> np.ndarray:
         """Return whether the torso of each robot is upright, and a Hopper's state in range, [N]."""
