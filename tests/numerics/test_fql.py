@@ -192,6 +192,10 @@ def test_qc_clones_by_its_flow_and_the_best_of_one_sample_is_the_clone():
     td.update({"state": torch.zeros(ROWS, 3).double(), "action_noise": noise})
     acted = policy.get_action(td)["action"]
     assert torch.equal(acted, policy.distribution.from_unit(clone)[:, 0])
+    td.set("state", torch.zeros(ROWS, 3).double())
+    acted = policy.get_action(td.exclude("action_noise"), deterministic=True)["action"]
+    center = policy.flow_unit(td["observation"], torch.zeros_like(noise))
+    assert torch.equal(acted, policy.distribution.from_unit(center)[:, 0])
     assert not [name for name in policy.acting_state() if "critic" in name], "the clone needs none"
 
 

@@ -22,8 +22,8 @@ class FlowActorCritic(QActorCritic):
     The flow moves noise to actions in Euler steps; time runs from 1 to 0. For `FQL` a one-step
     actor acts, a perceptron of features and noise. For `QC` the best of n samples of the flow acts,
     by the critics. The policy acts step by step: its state holds the rest of a chunk, which it
-    executes before it chooses another one. Deterministic acting takes noise of a fixed seed. The
-    log-prob is unknown.
+    executes before it chooses another one. Deterministic acting takes noise of 0, and for several
+    samples noise of a fixed seed. The log-prob is unknown.
 
     Args:
         observation_space: see `PerceptronPolicy`.
@@ -86,7 +86,10 @@ class FlowActorCritic(QActorCritic):
         self.q_reduction, self.action_shape = q_reduction, single.shape
         self._add_networks(hidden_sizes, kwargs.get("actor_normalization", "none"))
         self.noise_size = (num_samples or 1) * units.size
-        fixed = torch.randn(self.noise_size, generator=torch.Generator().manual_seed(0))
+        # One drawn noise would be the same quantile of the actions in each state: always too far left.
+        fixed = torch.zeros(self.noise_size)
+        if num_samples is not None and num_samples > 1:
+            fixed.normal_(generator=torch.Generator().manual_seed(0))
         self.register_buffer("fixed_noise", fixed, persistent=False)
 
     def _add_networks(self, hidden_sizes: Sequence[int], normalization: Any) -> None:
