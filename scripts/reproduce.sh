@@ -82,12 +82,13 @@ demonstrations)
     --warm_start push_cube_bc.yaml --warm_as model.policy.checkpoint
   ;;
 offline)
-  rl-cli fit --config sac_push_cube.yaml --data.total_env_steps 60_000 --trainer.run_dir outputs/half
+  rl-cli fit --config sac_push_cube.yaml --seed_everything 1 --data.total_env_steps 100_000 --trainer.run_dir outputs/half
   record() { python scripts/record_demonstrations.py demonstrations/push_cube_mixed --task PushCube --episodes "$@"; }
   record 200
   record 800 --run outputs/half
   for config in iql awac; do run ${config}_push_cube.yaml 200 "11 12 13"; done
-  run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256
+  run fql_push_cube.yaml 200 "11 12 13" --data.eval_deterministic false
+  run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256 --model.policy.class_path ActorOnly
   # SAC from nothing and from IQL: the curve says after how many env steps an evaluation has a success of .95.
   sac=(--data.iterations_per_epoch 20 --data.total_env_steps 120_000)
   sac+=(--model.policy.hidden_sizes "[256, 256]" --model.policy.critic_normalization layer)

@@ -86,7 +86,7 @@ class FlowActorCritic(QActorCritic):
         self.q_reduction, self.action_shape = q_reduction, single.shape
         self._add_networks(hidden_sizes, kwargs.get("actor_normalization", "none"))
         self.noise_size = (num_samples or 1) * units.size
-        # One drawn noise would be the same quantile of the actions in each state: always too far left.
+        # One drawn noise would be the same quantile of the actions everywhere: always too far left.
         fixed = torch.zeros(self.noise_size)
         if num_samples is not None and num_samples > 1:
             fixed.normal_(generator=torch.Generator().manual_seed(0))
