@@ -20,7 +20,7 @@ from lightning_rl.extensions.motions.motion import (
     start_probabilities,
     tracking_errors,
 )
-from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView, joint_velocities
+from lightning_rl.extensions.mujoco.env import MujocoView, joint_velocities
 from lightning_rl.extensions.mujoco.quadruped import (
     ROOT,
     action_change,
@@ -46,7 +46,7 @@ def imitation(env: EnvView, name: str, scale: float) -> Tensor:
     return (-scale * env.measurements[name]).exp()
 
 
-def deviated(env: EnvView, distance: float = 0.5, angle: float = 0.8) -> Tensor:
+def deviated(env: EnvView, distance: float = 3.0, angle: float = 0.8) -> Tensor:
     """Return whether the base is far from the motion's, in m or in rad, [M] bool."""
     errors = env.measurements
     return (errors["root"] > distance**2) | (errors["rotation"] > angle**2)
@@ -133,8 +133,8 @@ class MotionRobot(LeggedRobot):
     """Track a reference motion: any legged robot of MuJoCo, with the gains of a layout.
 
     An episode starts in a frame of the motion and ends with the motion, at the time limit, or as a
-    failure when the base is .5 m or .8 rad from the motion's (`deviated`). The control of a joint
-    is the motion's next position plus action_scale * action; see `residual`.
+    failure when the robot has fallen or its base is 3 m or .8 rad from the motion's (`deviated`).
+    The control of a joint is the motion's next position plus action_scale * action; see `residual`.
 
     `starts`: `adaptive` starts more often where the env failed (`start_probabilities`; each env
     counts its own failures, so that episodes do not depend on other envs), `uniform` anywhere,
@@ -187,7 +187,7 @@ class MotionRobot(LeggedRobot):
         "base_error": Metric("measurement", {"name": "base_error"}),
     }
     default_terminations: ClassVar[Mapping[str, Termination]] = {
-        **MujocoEnv.default_terminations,
+        **LeggedRobot.default_terminations,
         "deviated": Termination(deviated, ends="fail"),
         "ended": Termination(completed, ends="truncated"),
         "completed": Termination(completed, ends="nothing"),
