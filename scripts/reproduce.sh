@@ -89,6 +89,17 @@ offline)
   for config in iql awac; do run ${config}_push_cube.yaml 200 "11 12 13"; done
   run fql_push_cube.yaml 200 "11 12 13" --data.eval_deterministic false
   run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256 --model.policy.class_path ActorOnly
+  # RECAP: a value, labels, and a clone that is asked for good steps.
+  network="--model.policy.hidden_sizes [256,256] --model.policy.normalize_observation true"
+  # shellcheck disable=SC2086
+  rl-cli fit --model ValueFit --model.policy ActorOnly $network --model.learning_rate 2.0e-3 --model.lr_schedule linear --model.batch_size 256 \
+    --data.env ReturnFramesEnv --data.env.path demonstrations/push_cube_mixed --data.num_envs 256 --data.buffer_size 10 \
+    --data.total_env_steps 512_000 --trainer.accelerator cpu --trainer.run_dir outputs/value
+  rl-cli label demonstrations/push_cube_mixed --value outputs/value --n_steps 10
+  run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256 \
+    --model.policy.class_path ConditionedPolicy --model.policy.guidance 1.5 --model.policy.policy ActorOnly \
+    --model.policy.policy.hidden_sizes "[256, 256]" --model.policy.policy.normalize_observation true \
+    --data.collector.condition advantage_positive
   # SAC from nothing and from IQL: the curve says after how many env steps an evaluation has a success of .95.
   sac=(--data.iterations_per_epoch 20 --data.total_env_steps 120_000)
   sac+=(--model.policy.hidden_sizes "[256, 256]" --model.policy.critic_normalization layer)
