@@ -160,7 +160,7 @@ memory)
   pytest -m slow -s tests/numerics/test_recurrence.py tests/core/learning/test_privileged.py
   ;;
 figures)
-  for family in classic mujoco off_policy robots; do
+  for family in classic mujoco off_policy robots motions; do
     python scripts/figure.py $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
   done
   for family in tasks gradients demonstrations vla; do
