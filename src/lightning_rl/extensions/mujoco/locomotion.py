@@ -40,15 +40,13 @@ def step_together(envs: Sequence[gymnasium.Env[Any, Any]]) -> Step | None:
     There is one for envs without wrappers of one kind, by exact type, and with equal settings. The
     infos that it returns are empty. Settings that change afterwards have no effect.
     """
-    settings = [{name: vars(env).get(name) for name in SETTINGS} for env in envs]
-    one_kind = type(envs[0]) in KINDS and len({type(env) for env in envs}) == 1
+    kinds = {type(env) for env in envs}
+    if len(envs) == 1 or len(kinds) > 1 or kinds.isdisjoint(KINDS):
+        return None
+    robots: Sequence[Any] = envs
+    settings = [{name: vars(env).get(name) for name in SETTINGS} | {"dt": env.dt} for env in robots]
     has_window = any(env.render_mode == "human" for env in envs)
-    if (
-        len(envs) == 1
-        or not one_kind
-        or has_window
-        or any(other != settings[0] for other in settings)
-    ):
+    if has_window or any(other != settings[0] for other in settings):
         return None
     return _PlanarRobots(envs, settings[0]).step
 
@@ -57,7 +55,7 @@ class _PlanarRobots:
     """Robots whose first two positions are x and z, and whose first angle is the torso's."""
 
     def __init__(self, envs: Sequence[Any], settings: dict[str, Any]) -> None:
-        self._kind, self._settings, self._period = type(envs[0]), settings, envs[0].dt
+        self._kind, self._settings = type(envs[0]), settings
         self._qpos = np.zeros((len(envs), envs[0].model.nq))
         self._qvel = np.zeros((len(envs), envs[0].model.nv))
         # The views of each env's arrays are made here, because making them takes a microsecond.
@@ -73,7 +71,7 @@ class _PlanarRobots:
             mujoco.mj_step(model, data, settings["frame_skip"])
             mujoco.mj_rnePostConstraint(model, data)
             rows[0][:], rows[1][:] = state
-        reward = settings["_forward_reward_weight"] * ((qpos[:, 0] - x) / self._period)
+        reward = settings["_forward_reward_weight"] * ((qpos[:, 0] - x) / settings["dt"])
         terminated = np.zeros(len(actions), np.bool_)
         if self._kind is not HalfCheetahEnv:
             healthy, velocity = self._are_healthy(), np.clip(velocity, -10, 10)
