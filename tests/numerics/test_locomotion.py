@@ -65,7 +65,7 @@ def test_robots_stepped_together_are_restored_bit_for_bit(recwarn):
     restored.load_state_dict(env.state_dict())
     for mine, theirs in zip(env.step(action)[:2], restored.step(action)[:2], strict=True):
         assert torch.equal(mine, theirs)
-    assert not [warning for warning in recwarn if "replay" in str(warning.message)]
+    assert not [warning for warning in recwarn if "Replaying" in str(warning.message)]
 
 
 RENAMED = variant(HopperEnv)
