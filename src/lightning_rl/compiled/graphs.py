@@ -34,6 +34,9 @@ Make = Callable[[], tuple[Function, dict[str, None]]]
 MOST_GRAPHS = 8
 """Most graphs per input layout; more graphs mean that an attribute changes at each call."""
 
+VARYING = ".env_steps"
+"""Path of the algorithm's own counter, which changes in each iteration."""
+
 PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 """Inductor's variable of the environment; 1: compile its headers once, for all graphs to come."""
 
@@ -151,9 +154,10 @@ class Graphs:
         for compiled in graphs:
             if compiled.holds(attributes):  # the newest graph comes first
                 return compiled
-        changed = set(graphs[0].changes(attributes)) if graphs else set()
+        # The counter is assumed to change, so that the second iteration needs no second trace.
+        changed = set(graphs[0].changes(attributes)) if graphs else {VARYING} & attributes.keys()
         loose, trace = self._trace_without_constants(make, inputs, changed - self._constant)
-        if changed and changed <= loose and not trace.uses_numbers(loose):
+        if graphs and changed and changed <= loose and not trace.uses_numbers(loose):
             graphs[0].ignore(loose)  # the graph does not read the changed attributes
             return self.prepare(key, make, inputs, moving)
         if len(graphs) >= MOST_GRAPHS:
