@@ -95,3 +95,4 @@ for extensions, tests in groups.items():
 for name in sorted(NAMES):
     without = [len(tests) for extensions, tests in groups.items() if name not in extensions]
     print(f"| {name} | {sum(without)} of {sum(map(len, groups.values()))} files ran without it |")
+sys.exit(any(file.read_text() for file in results.iterdir()))

@@ -195,6 +195,29 @@ def terms_of(layout: PolicyLayout) -> dict[str, Observation]:
     }
 
 
+def _add_floor(spec: Any, mujoco: Any) -> None:
+    """Add a floor with squares of one metre, which show in a film how fast a robot walks."""
+    spec.add_texture(
+        name="floor",
+        type=mujoco.mjtTexture.mjTEXTURE_2D,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+        rgb1=[0.5, 0.55, 0.6],
+        rgb2=[0.65, 0.7, 0.75],
+        width=128,
+        height=128,
+    )
+    material = spec.add_material(name="floor", texrepeat=[0.5, 0.5], texuniform=True)
+    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "floor"
+    spec.worldbody.add_geom(
+        name="floor",
+        type=mujoco.mjtGeom.mjGEOM_PLANE,
+        size=[50, 50, 0.1],
+        contype=1,
+        conaffinity=1,
+        material="floor",
+    )
+
+
 def driven(spec: Any, layout: PolicyLayout) -> Any:
     """Return the `MjSpec` with the servos, the start and the floor of a robot; it is changed.
 
@@ -220,10 +243,11 @@ def driven(spec: Any, layout: PolicyLayout) -> Any:
         if name in limits and np.ptp(limits[name]) > 0:
             servo.forcelimited, servo.forcerange = True, limits[name]
     if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
-        plane = mujoco.mjtGeom.mjGEOM_PLANE
-        spec.worldbody.add_geom(
-            name="floor", type=plane, size=[50, 50, 0.1], contype=1, conaffinity=1
-        )
+        _add_floor(spec, mujoco)
+    if not spec.lights:
+        # From everywhere, because a robot walks far.
+        sun = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL
+        spec.worldbody.add_light(type=sun, dir=[0.4, 0.4, -1], castshadow=False)
     model = spec.copy().compile()
     pose = np.array(model.qpos0)
     pose[model.joint(quadruped.ROOT).qposadr[0] + 2] = layout.height
