@@ -69,7 +69,7 @@ ENVIRONMENTS = {
     "lerobot": Environment(
         "3.12",
         (
-            *("lerobot[pusht]==0.6.1", "transformers", "diffusers", "peft", "num2words"),
+            *("lerobot[pusht,smolvla,diffusion]==0.6.1", "peft"),
             *("-e", ".[export]", "-e", "plugins/lerobot_policy_lightning_rl"),
         ),
         (),
