@@ -112,7 +112,7 @@ def compare(python: Path, path: Path, batch: dict[str, torch.Tensor]) -> None:
     ours = policy.predict({**batch, "task": tasks}, noise)
     difference = float((ours - theirs[:, : ours.shape[1]]).abs().max())
     print(f"LeRobot acts as {path}: at most {difference:.2g} off")
-    assert difference < 1e-5
+    assert difference < 3e-5  # the steps of a diffusion add up roundings, which depend on threads
 
 
 def main() -> None:
