@@ -45,7 +45,12 @@ ENVIRONMENTS = {
     "python-3.12": Environment("3.12", DEV, EVERYTHING),
     "python-3.13": Environment("3.13", DEV, EVERYTHING),
     "envpool": Environment(
-        "3.11", ("-e", ".[envpool]", *PYTEST), ("pytest -n 0 tests/numerics/test_envpool.py",)
+        "3.11",
+        ("-e", ".[envpool]", *PYTEST),
+        (
+            "pytest -n 0 tests/numerics/test_envpool.py",
+            "pytest -n 0 tests/cli/test_commands.py -k sac_humanoid",
+        ),
     ),
     "robots": Environment(
         "3.11",

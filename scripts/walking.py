@@ -1,15 +1,17 @@
 """Measure how a humanoid of EnvPool follows commanded velocities, over episodes of 20 seconds.
 
-    python scripts/walking.py standing outputs/sac_humanoid_*/checkpoints/best.ckpt --pushes
+    python scripts/walking.py none outputs/sac_humanoid_*/checkpoints/best.ckpt --pushes
+    python scripts/walking.py policy.onnx --episodes 1 --film walk.mp4     # MUJOCO_GL=egl
 
-`standing` is the action 0. Errors count the steps whose command is above .3 m/s: of the velocity,
-the length of the difference of the horizontal velocity from the command, in m/s, and the absolute
-difference of the yaw rate, in rad/s; at each step, and of means over a second (a gait swings the
-trunk). A foot steps if it leaves the floor within a second. Measured figures stand in
-docs/humanoid.md.
+`none` is the action 0, by which a robot falls. Errors count the steps whose command is above
+.3 m/s: of the velocity, the length of the difference of the horizontal velocity from the command,
+in m/s, and the absolute difference of the yaw rate, in rad/s; at each step, and of means over a
+second (a gait swings the trunk). A foot steps if it leaves the floor within a second. Measured
+figures stand in docs/humanoid.md.
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 
@@ -22,14 +24,29 @@ FIRST_SEED = 1_000_000
 """Seed of the first env; training and evaluation draw theirs from below."""
 
 
-def play(policy, env, episodes):
+def loaded(name):
+    """Return the function from observations to actions that a checkpoint or an ONNX file holds."""
+    if not name.endswith(".onnx"):
+        return load_policy(name).act
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(name)
+    names = [given.name for given in session.get_inputs()]
+    return lambda seen: torch.from_numpy(
+        session.run(
+            ["action"], {name: seen[name.removeprefix("observation.")].numpy() for name in names}
+        )[0]
+    )
+
+
+def play(act, env, episodes, frames):
     """Return what each step of one episode per env has, as tensors [T, N, ...]."""
     observation, _ = env.reset(seed=[FIRST_SEED + i for i in range(episodes)])
     joints = env.single_action_space.shape[0]
     alive = torch.ones(episodes, dtype=torch.bool)
     steps, returns, fallen = [], torch.zeros(episodes), torch.zeros(episodes, dtype=torch.bool)
     while alive.any():
-        action = torch.zeros(episodes, joints) if policy is None else policy.act(dict(observation))
+        action = torch.zeros(episodes, joints) if act is None else act(dict(observation))
         observation, reward, terminated, truncated, info = env.step(action)
         seen = info.get("final_obs", observation)
         truth = seen["privileged_state"][:, seen["state"].shape[1] :]
@@ -42,6 +59,8 @@ def play(policy, env, episodes):
                 "alive": alive.clone(),
             }
         )
+        if frames is not None and len(steps) < 8 * SECOND and len(steps) % 2 == 0:
+            frames.append(env.render([0])[0])
         returns += reward * alive
         fallen |= terminated & alive
         alive &= ~(terminated | truncated)
@@ -54,9 +73,16 @@ def seconds(tensor):
     return tensor[:whole].float().unflatten(0, (-1, SECOND)).mean(1)
 
 
-def measure(policy, settings, episodes):
+def measure(act, settings, episodes, film):
     env = EnvPoolEnv(episodes, **settings)
-    steps, returns, fallen = play(policy, env, episodes)
+    if film:
+        env.make_renderable()
+    frames = [] if film else None
+    steps, returns, fallen = play(act, env, episodes, frames)
+    if film:
+        from imageio.v3 import imwrite
+
+        imwrite(film, frames, fps=SECOND // 2, codec="libx264")
     walks = (steps["command"][..., :2].norm(dim=-1) > 0.3) & steps["alive"]
     whole = seconds(walks) == 1  # seconds with one command, from their first step to their last
     errors = []
@@ -69,10 +95,11 @@ def measure(policy, settings, episodes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("policies", nargs="+", help="checkpoints, run directories or `standing`")
+    parser.add_argument("policies", nargs="+", help="checkpoints, ONNX files, or none")
     parser.add_argument("--id", default="T1JoystickFlatTerrain-v1")
     parser.add_argument("--pushes", action="store_true")
     parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--film", type=Path, help="8 s of the last policy, first env")
     given = parser.parse_args()
     settings = {"id": given.id, "env_kwargs": {"push_enable": given.pushes}}
     print(
@@ -81,8 +108,9 @@ def main():
     )
     print("|---|---|---|---|---|---|---|---|")
     for name in given.policies:
-        policy = None if name == "standing" else load_policy(name)
-        numbers = measure(policy, settings, given.episodes)
+        act = None if name == "none" else loaded(name)
+        film = given.film if name == given.policies[-1] else None
+        numbers = measure(act, settings, given.episodes, film)
         print(f"| {name} | {' | '.join(f'{number:.2f}' for number in numbers)} |", flush=True)
 
 

@@ -220,6 +220,7 @@ OFF_POLICY = {
     "sac_fetch_push": 400_000,
     "rlpd_push_cube": 50_000,
     "fql_cubes": 300_000,
+    "sac_humanoid": 78_128,
 }
 OF_EACH_KIND = {
     *("apg_swing_up", "ppo", "grpo", "vla_bc", "iql_push_cube", "sac", "ppo_pendulum"),
