@@ -84,7 +84,7 @@ def measure(act, settings, episodes, film):
 
         imwrite(film, frames, fps=SECOND // 2, codec="libx264")
     walks = (steps["command"][..., :2].norm(dim=-1) > 0.3) & steps["alive"]
-    whole = seconds(walks) == 1  # seconds with one command, from their first step to their last
+    whole = seconds(walks) == 1  # seconds whose steps all count
     errors = []
     for keep, average in ((walks, lambda x: x), (whole, seconds)):
         error = average(steps["velocity"]) - average(steps["command"])

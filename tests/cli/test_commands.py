@@ -443,6 +443,8 @@ def test_every_shipped_off_policy_config_trains(name):
         small += ["--data.replay.demonstrations", "null"]
     if name == "sac_push_cube_pixels.yaml":
         small += ["--data.num_envs", "32"]
+    if name == "sac_humanoid.yaml":  # 8 updates in an iteration
+        small += ["--model.updates_per_env_step", "0.03125"]
     if name == "sac_robot.yaml":  # of 10 steps per second
         text = shipped_configs()[name].read_text()
         assert "fps: 10.0" in text

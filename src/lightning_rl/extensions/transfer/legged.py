@@ -62,7 +62,8 @@ class LeggedRobot(MujocoEnv):
 
     Each joint of the layout gets a position servo with the layout's gains, instead of the model's
     actuators, and their limits of force. The action is in the order of the layout's joints:
-    position = default_position + action_scale * action. A floor is added if the model has none.
+    position = default_position + action_scale * action. A model without a floor or
+    light gets one.
 
     Observation: the layout's terms without their scales, of `base_ang_vel` (rad/s) and
     `base_lin_vel` (m/s) in the frame of the base, `projected_gravity`, `command_lin_vel`,
@@ -198,7 +199,7 @@ def terms_of(layout: PolicyLayout) -> dict[str, Observation]:
 def _add_floor(spec: Any, mujoco: Any) -> None:
     """Add a floor with squares of one metre, which show in a film how fast a robot walks."""
     spec.add_texture(
-        name="floor",
+        name="added_floor",
         type=mujoco.mjtTexture.mjTEXTURE_2D,
         builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
         rgb1=[0.5, 0.55, 0.6],
@@ -206,15 +207,15 @@ def _add_floor(spec: Any, mujoco: Any) -> None:
         width=128,
         height=128,
     )
-    material = spec.add_material(name="floor", texrepeat=[0.5, 0.5], texuniform=True)
-    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "floor"
+    material = spec.add_material(name="added_floor", texrepeat=[0.5, 0.5], texuniform=True)
+    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "added_floor"
     spec.worldbody.add_geom(
         name="floor",
         type=mujoco.mjtGeom.mjGEOM_PLANE,
         size=[50, 50, 0.1],
         contype=1,
         conaffinity=1,
-        material="floor",
+        material="added_floor",
     )
 
 
