@@ -28,6 +28,7 @@ from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
 from lightning_rl.functional import gae
+from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
@@ -242,3 +243,12 @@ def test_other_precisions_are_refused(precision, tmp_path):
     message = (f"trainer.precision {precision}", "rollouts", "32-true or bf16-mixed")
     with refused(names=message):
         train(tmp_path, trainer={"precision": precision})
+
+
+@pytest.mark.filterwarnings("error")
+def test_rms_norm_reads_bfloat16_next_to_float32_weights():
+    network = mlp(3, (16, 16), 2, normalization="rms", network="residual")
+    x = torch.randn(5, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network(x)
+    torch.testing.assert_close(rounded.float(), network(x), atol=0.03, rtol=0.03)

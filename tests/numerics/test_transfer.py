@@ -265,9 +265,19 @@ def test_a_run_without_training_has_a_checkpoint_that_acts_alike_while_the_file_
 BACKGROUND = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
 
 
-@pytest.mark.parametrize("source", ["base", "checkpoint"])
-def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(files, source):
+VELOCITY = {"velocity": {"term": "lightning_rl.extensions.mujoco.quadruped.torso_velocity"}}
+
+
+@pytest.mark.parametrize("source", ["base", "checkpoint", "critic_reads_velocity"])
+def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(
+    files, source, monkeypatch
+):
     base = {"base": ONNX}
+    if source == "critic_reads_velocity":
+        settings = ENV["init_args"] | {"observations": {"critic": VELOCITY}}
+        monkeypatch.setitem(DATA, "env", ENV | {"init_args": settings})
+        base = {"base": ONNX | {"init_args": ONNX["init_args"] | {"key": "policy"}}}
+        base |= {"actor_keys": ["policy"], "critic_keys": ["policy", "critic"]}
     if source == "checkpoint":
         train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
         base = {"checkpoint": "fixed"}
@@ -276,7 +286,7 @@ def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(f
     sac = {"class_path": "SAC", "init_args": settings | {"updates_per_env_step": 0.25}}
     whole = train("whole", sac, replay="ReplayBuffer", total_env_steps=64)
     train("half", sac, "--trainer.max_steps", "2", replay="ReplayBuffer", total_env_steps=64)
-    run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1"])
+    run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1", "--trust_code", "true"])
     assert_same(load(last(Path("half")))["state_dict"], whole)
     background = train(
         "async", sac, replay="ReplayBuffer", total_env_steps=64, collector=BACKGROUND

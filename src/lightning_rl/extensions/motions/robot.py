@@ -160,7 +160,7 @@ class MotionRobot(LeggedRobot):
         action_clip: largest action.
         residual: add the action to the motion's joints, otherwise to the default positions.
         style: observe also `style` and `motion`, the groups of `StylePPO`.
-        observations: see `ManagedEnv`. Default: one group, `policy`, of the terms above.
+        observations: groups next to `policy`, which has the terms above; see `ManagedEnv`.
         events: see `ManagedEnv`; added to `motion`, which starts an episode in the motion.
         kwargs: see `LeggedRobot`.
 
@@ -245,7 +245,7 @@ class MotionRobot(LeggedRobot):
             num_envs,
             model,
             layout,
-            observations=observations or groups,
+            observations={**groups, **(observations or {})},
             action_clip=action_clip,
             events={"motion": in_motion, **(events or {})},
             **kwargs,

@@ -83,7 +83,7 @@ class LeggedRobot(MujocoEnv):
             steps of 1 ms for light joints.
         action_clip: largest action.
         delay: control steps from an action to its effect.
-        observations: see `ManagedEnv`. Default: one group, `policy`, of the layout's terms.
+        observations: groups next to `policy`, which has the layout's terms; see `ManagedEnv`.
         max_episode_steps: time limit.
         kwargs: see `MujocoEnv`.
 
@@ -145,7 +145,7 @@ class LeggedRobot(MujocoEnv):
                 "command": [0.0, 0.0, 0.0],
                 "waiting": [0.0] * delay * len(described.joints),
             },
-            observations=observations or {"policy": terms_of(described)},
+            observations={"policy": terms_of(described), **(observations or {})},
             max_episode_steps=max_episode_steps,
             **kwargs,
         )

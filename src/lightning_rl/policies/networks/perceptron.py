@@ -28,7 +28,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 Normalization = Literal["none", "layer", "rms"]
 """Normalization of hidden units before the activation: LayerNorm (Ba et al. 2016) or RMSNorm."""
 
-NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+class RMSNorm(nn.RMSNorm):
+    """Also of bfloat16, next to float32 weights: torch's warns of them under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 """By their names in settings."""
 
 Network = Literal["perceptron", "residual"]
