@@ -286,7 +286,7 @@ def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(
     sac = {"class_path": "SAC", "init_args": settings | {"updates_per_env_step": 0.25}}
     whole = train("whole", sac, replay="ReplayBuffer", total_env_steps=64)
     train("half", sac, "--trainer.max_steps", "2", replay="ReplayBuffer", total_env_steps=64)
-    run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1", "--trust_code", "true"])
+    run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1"])
     assert_same(load(last(Path("half")))["state_dict"], whole)
     background = train(
         "async", sac, replay="ReplayBuffer", total_env_steps=64, collector=BACKGROUND

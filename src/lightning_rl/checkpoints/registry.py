@@ -50,6 +50,11 @@ _TERMS = (
     "action_size by_success constant entry is_failure is_success is_terminated measurement "
     "out_of_range over_steps randomize task_observation"
 )
+_ROBOT_TERMS = (
+    "action_change bounce command fallen friction_and_load gravity joint_offsets joint_speeds "
+    "last_action push random_command random_load random_pose roll_and_pitch tilt torso_height "
+    "torso_velocity tracking turn_rate velocity_error yaw_error"
+)
 _OPTIMIZERS = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam"
@@ -213,7 +218,7 @@ TEXTS = {
     "env_model": TextForm("a file of a robot", is_model_file, is_file=True),
     "term": TextForm(
         "a term of this package",
-        {one.rpartition(".")[2] for one in CLASSES["term"].names}.__contains__,
+        f"{_TERMS} {_in(f'{OURS}.extensions.mujoco.quadruped', _ROBOT_TERMS)}".split().__contains__,
     ),
     "id": TextForm("the id of an env", re.compile(r"[\w/-]+").fullmatch),
     "device": TextForm("a device of torch", re.compile(r"[a-z]+(:\d+)?").fullmatch),
