@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Reproduce the tables of docs/results/, one row by one command. Some families need extras (pip install
-# -e '.[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
+# -e '.[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube, aloha).
 #
-#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory|offline|real_time
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|aloha|vla|recap|robots|memory|offline|real_time
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -115,6 +115,19 @@ pick_cube)
   for seed in 1 2 3 4; do python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed $seed; done
   python scripts/hil_pick_cube.py record demonstrations/pick_cube_pixels --pictures
   python scripts/hil_pick_cube.py train demonstrations/pick_cube_pixels --pictures --seed 1
+  ;;
+aloha)
+  python scripts/aloha.py demonstrations/transfer_cube --episodes 50
+  export PYTHONPATH=scripts
+  aloha=(--data.env GymnasiumEnv --data.env.id aloha:TransferCube-v0 --data.num_eval_episodes 50 --data.num_eval_envs 1)
+  clone=(--data.collector.path demonstrations/transfer_cube --data.collector.episodes 10 --data.num_envs 10 --data.buffer_size 140)
+  rl-cli fit --config push_cube_bc.yaml "${aloha[@]}" "${clone[@]}" --data.total_env_steps 70_000 --data.iterations_per_epoch 50 \
+    --model.policy.hidden_sizes "[256, 256]" --model.lr_schedule linear --seed_everything 1 --trainer.run_dir outputs/transfer_cube
+  mixed=(--data.replay MixedReplay --data.replay.demonstrations demonstrations/transfer_cube --data.replay.online.capacity 200_000)
+  mixed+=(--data.replay.offline.capacity 10_000 --data.buffer_size 16 --data.total_env_steps 60_000)
+  run sac_residual_push_cube.yaml 100 "1 2 3" "${aloha[@]}" "${mixed[@]}" --model.policy.checkpoint outputs/transfer_cube \
+    --model.policy.scale 0.2 --model.policy.log_std_bounds "[-5.0, -1.5]" --model.policy.hidden_sizes "[256, 256]" \
+    --model.learning_rate 3.0e-4 --model.critic_learning_rate 1.0e-3 --model.gamma 0.99 --model.init_alpha 0.001 --model.learning_starts 5_000
   ;;
 vla)
   row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
