@@ -2,10 +2,9 @@
 
     python scripts/aloha.py demonstrations/transfer_cube --episodes 50
     export PYTHONPATH=scripts
-    rl-cli fit --config push_cube_bc.yaml --data.env GymnasiumEnv --data.env.id aloha:TransferCube-v0 ...
+    rl-cli fit --config push_cube_bc.yaml --data.env GymnasiumEnv --data.env.id aloha:TransferCube-v0
 
-In the environment of `constraints-robots.txt`; docs/results/robots.md has the whole commands. The
-env is that of gym-aloha with other observations and actions; its physics and its success are kept.
+In the environment of `constraints-robots.txt`; `reproduce.sh aloha` has the whole commands. The env is that of gym-aloha with other observations and actions; its physics and its success are kept.
 The expert has no memory: positions of grippers and cube decide what comes next. Noise on its
 motion shows a clone how to come back from a deviation (Laskey et al. 2017, "DART").
 """
@@ -38,6 +37,11 @@ MEETING = np.array([0.0, 0.5, 0.25])
 
 WAITING = MEETING + np.array([-0.1, 0.0, 0.0])
 """Where the left gripper waits."""
+
+BESIDE = np.array([-0.005, 0.0, 0.0])
+"""Point of the cube, in metres, where the left gripper takes it."""
+
+UP = np.array([0.0, 0.0, 1.0])
 
 CLOSED = 0.0455
 """Position of a finger, in metres, below which it holds the cube."""
@@ -166,12 +170,13 @@ def act(env: TransferCube) -> NDArray[np.float32]:
         # From above, with the fingers on either side.
         aside = np.linalg.norm((right - cube)[:2])
         tilt = np.arccos(np.clip((np.trace(DOWN.T @ turn) - 1) / 2, -1, 1))
-        goal = cube + [0, 0, np.clip(max(8 * (aside - 0.008), 0.5 * (tilt - 0.1)), 0, 0.1)]
+        height = np.clip(max(8 * (aside - 0.008), 0.5 * (tilt - 0.1)), 0, 0.1)
+        goal = cube + height * UP
     else:
         fingers[1] = -1.0
         goal = MEETING if holds else cube
         if holds and np.abs(cube - MEETING).max() < 0.02:
-            waiting = cube + [-0.005, 0, 0]
+            waiting = cube + BESIDE
             fingers[0] = -1.0 if np.abs(left - waiting).max() < 0.01 else 1.0
     motions = env.motion("left", waiting, ROLLED), env.motion("right", goal, DOWN)
     parts = [[*motion / LARGEST_CHANGE, f] for motion, f in zip(motions, fingers, strict=True)]
