@@ -1,10 +1,11 @@
-"""ALOHA's transfer of a cube from arm to arm, from states: an env, a scripted expert, and datasets.
+r"""ALOHA's transfer of a cube from arm to arm, from states: env, scripted expert, datasets.
 
     python scripts/aloha.py demonstrations/transfer_cube --episodes 50
-    export PYTHONPATH=scripts
-    rl-cli fit --config push_cube_bc.yaml --data.env GymnasiumEnv --data.env.id aloha:TransferCube-v0
+    PYTHONPATH=scripts rl-cli fit --config push_cube_bc.yaml \
+        --data.env GymnasiumEnv --data.env.id aloha:TransferCube-v0
 
-In the environment of `constraints-robots.txt`; `reproduce.sh aloha` has the whole commands. The env is that of gym-aloha with other observations and actions; its physics and its success are kept.
+In the environment of `constraints-robots.txt`; `reproduce.sh aloha` has the whole commands. The
+env is that of gym-aloha with other observations and actions; its physics and its success are kept.
 The expert has no memory: positions of grippers and cube decide what comes next. Noise on its
 motion shows a clone how to come back from a deviation (Laskey et al. 2017, "DART").
 """
