@@ -123,8 +123,8 @@ aloha)
   clone=(--data.collector.path demonstrations/transfer_cube --data.collector.episodes 10 --data.num_envs 10 --data.buffer_size 140)
   rl-cli fit --config push_cube_bc.yaml "${aloha[@]}" "${clone[@]}" --data.total_env_steps 70_000 --data.iterations_per_epoch 50 \
     --model.policy.hidden_sizes "[256, 256]" --model.lr_schedule linear --seed_everything 1 --trainer.run_dir outputs/transfer_cube
-  mixed=(--data.replay MixedReplay --data.replay.demonstrations demonstrations/transfer_cube --data.replay.online.capacity 200_000)
-  mixed+=(--data.replay.offline.capacity 10_000 --data.buffer_size 16 --data.total_env_steps 60_000)
+  mixed=(--data.replay MixedReplay --data.replay.demonstrations demonstrations/transfer_cube --data.replay.online ReplayBuffer --data.replay.online.capacity 200_000)
+  mixed+=(--data.replay.offline ReplayBuffer --data.replay.offline.capacity 10_000 --data.buffer_size 16 --data.total_env_steps 60_000)
   run sac_residual_push_cube.yaml 100 "1 2 3" "${aloha[@]}" "${mixed[@]}" --model.policy.checkpoint outputs/transfer_cube \
     --model.policy.scale 0.2 --model.policy.log_std_bounds "[-5.0, -1.5]" --model.policy.hidden_sizes "[256, 256]" \
     --model.learning_rate 3.0e-4 --model.critic_learning_rate 1.0e-3 --model.gamma 0.99 --model.init_alpha 0.001 --model.learning_starts 5_000
