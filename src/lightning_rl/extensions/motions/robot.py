@@ -67,7 +67,7 @@ def phase(env: EnvView) -> Tensor:
 def joints_ahead(env: MujocoView, frames: list[int]) -> Tensor:
     """Return the joints of coming frames relative to the robot's joints, [M, J * frames] rad."""
     position, motion = env.qpos(*env.env.joints), env.env.motion
-    return torch.cat([motion.joints[_coming(env, ahead)] - position for ahead in frames], 1)
+    return torch.cat([motion.joints[_coming(env, offset)] - position for offset in frames], 1)
 
 
 def base_ahead(env: MujocoView, frames: list[int]) -> Tensor:
@@ -78,8 +78,8 @@ def base_ahead(env: MujocoView, frames: list[int]) -> Tensor:
     root, motion = env.qpos(ROOT), env.env.motion
     back = inverse(root[:, 3:])
     parts = []
-    for ahead in frames:
-        frame = _coming(env, ahead)
+    for offset in frames:
+        frame = _coming(env, offset)
         turn = product(back, motion.rotation[frame])
         turn = torch.where(turn[:, :1] < 0, -turn, turn)
         parts += [rotate(back, motion.root[frame] - root[:, :3]), turn]
@@ -124,8 +124,8 @@ def start_in_motion(env: EnvView, starts: Starts, uniform_share: float) -> dict[
     return {"frame": frame, "qpos": qpos, "qvel": qvel}
 
 
-def _coming(env: EnvView, ahead: int) -> Tensor:
-    frame: Tensor = (env.state["frame"] + ahead).clamp(max=len(env.env.motion) - 1)
+def _coming(env: EnvView, offset: int) -> Tensor:
+    frame: Tensor = (env.state["frame"] + offset).clamp(max=len(env.env.motion) - 1)
     return frame
 
 

@@ -30,7 +30,7 @@ Normalization = Literal["none", "layer", "rms"]
 
 
 class RMSNorm(nn.RMSNorm):
-    """Also of bfloat16, next to float32 weights: torch's warns of them under autocast."""
+    """RMS norm that reads bfloat16 next to its float32 weights, of which torch's own warns."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
