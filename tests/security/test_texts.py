@@ -3,6 +3,7 @@
 import re
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,11 @@ def test_each_setting_that_takes_a_function_takes_no_text_or_a_class_of_the_tabl
             parts = parts_of(parameter.annotation)
             if parts.families or "Callable" in str(parameter.annotation):
                 assert key in {*CLASSES, "encoders", "actions"} or not accepted(key, "evilmod.x")[0]
+
+
+def test_terms_of_robots_that_a_checkpoint_may_name_are_there_and_no_others():
+    may_be_named = TEXTS["term"].fits
+    for name in may_be_named.__self__:
+        module, _, term = name.rpartition(".")
+        assert not module or callable(getattr(import_module(module), term))
+    assert not may_be_named("lightning_rl.extensions.mujoco.quadruped.ant")
