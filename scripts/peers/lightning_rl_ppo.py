@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import W4, Clock, Run, parse
+from common import ON_POLICY, W4, Clock, Run, parse
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
@@ -25,11 +25,11 @@ from lightning_rl import (
     Algorithm,
     CartPole,
     GymnasiumEnv,
-    PushCube,
     RLDataModule,
     RLTrainer,
 )
 from lightning_rl.envs.torch.torch_env import TorchEnv
+from lightning_rl.system import ranks
 from lightning_rl.system.machine import PLAIN
 
 
@@ -55,7 +55,7 @@ class PendulumEnv(TorchEnv):
         return TensorDict({"state": moved}, state.batch_size), reward, terminated, {}
 
 
-IN_TORCH = {"pendulum in torch": PendulumEnv, "CartPole": CartPole, "PushCube": PushCube}
+IN_TORCH = {"pendulum in torch": PendulumEnv, "CartPole": CartPole}
 """By a workload's `env`, those that are stepped as batched tensors."""
 
 
@@ -67,6 +67,8 @@ class Timestamps(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.start()
+        for name in ("sum_over_ranks", "max_over_ranks", "gather_over_ranks"):
+            self.clock.wrap(ranks, name, "reduction")
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.began = self.clock.now()
@@ -77,11 +79,28 @@ class Timestamps(Callback):
         self.clock.end_iteration()
 
 
+def data_of(run: Run, **settings: Any) -> RLDataModule:
+    """Return the data module of a workload."""
+    work = run.workload
+    if work.env in IN_TORCH:
+        env: Any = partial(IN_TORCH[work.env], device=run.device)
+    else:
+        env = partial(GymnasiumEnv, id=work.env)
+    return RLDataModule(
+        env,
+        num_envs=work.num_envs,
+        buffer_size=work.steps,
+        total_env_steps=run.total * work.env_steps * run.processes,
+        iterations_per_epoch=run.total,
+        **settings,
+    )
+
+
 def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModule) -> None:
-    """Train by the ways that the command line asks for, and print the row."""
+    """Train by the ways that the command line asks for; rank 0 prints the row."""
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLTrainer(
-            num_threads=run.threads,
+            num_threads=run.workload.threads,
             machine=PLAIN if run.flags.plain else None,
             flush_denormal=not run.flags.plain,
             run_dir=directory,
@@ -90,33 +109,24 @@ def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModul
             enable_progress_bar=False,
             callbacks=[Timestamps(clock)],
             accelerator="cpu" if run.device == "cpu" else "gpu",
-            devices=1,
+            devices=run.processes,
+            strategy="ddp" if run.processes > 1 else "auto",
             limit_val_batches=0,
         )
         trainer.fit(model, data)
+        if not trainer.is_global_zero:
+            return
         computing = json.loads(Path(directory, "run.json").read_text())["computing"]
     name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
-    if run.workload.env_steps == 1:
-        name += ", weights out at every env step"
     name += ", without what is about the machine" if run.flags.plain else ""
     clock.report(name, "lightning-rl", computing=computing)
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3", *W4), "compile", "plain")
+    run = parse((*ON_POLICY, *W4), "compile", "plain")
     work, clock = run.workload, Clock(run)
     seed_everything(run.seed, verbose=False)
-    if work.env in IN_TORCH:
-        env: Any = partial(IN_TORCH[work.env], device=run.device)
-    else:
-        env = partial(GymnasiumEnv, id=work.env)
-    data = RLDataModule(
-        env,
-        num_envs=work.num_envs,
-        buffer_size=work.steps,
-        total_env_steps=run.total * work.env_steps,
-        iterations_per_epoch=run.total,
-    )
+    data = data_of(run)
     policy = ActorCritic(
         data.observation_space,
         data.action_space,
@@ -136,7 +146,7 @@ def main() -> None:
         vf_coef=work.vf_coef,
         max_grad_norm=work.max_grad_norm,
         normalize_reward=work.normalize,
-        compile=bool(run.flags.compile),
+        compile=run.flags.compile,
     )
     train_and_report(run, clock, model, data)
 

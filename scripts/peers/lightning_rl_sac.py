@@ -5,30 +5,19 @@ denormal numbers as they are. The row says under `computing` which ways the run 
 """
 
 from functools import partial
-from typing import Any
 
-from common import SAC_LEARNING_STARTS, Clock, parse
+from common import OFF_POLICY, SAC_LEARNING_STARTS, Clock, parse
 from lightning.pytorch import seed_everything
-from lightning_rl_ppo import PendulumEnv, train_and_report
+from lightning_rl_ppo import data_of, train_and_report
 
-from lightning_rl import SAC, GymnasiumEnv, ReplayBuffer, RLDataModule, SquashedActorCritic
+from lightning_rl import SAC, ReplayBuffer, SquashedActorCritic
 
 
 def main() -> None:
-    run = parse(("S1", "S64"), "compile", "plain")
+    run = parse(OFF_POLICY, "compile", "plain")
     work, clock = run.workload, Clock(run)
     seed_everything(run.seed, verbose=False)
-    env: Any = partial(GymnasiumEnv, id=work.env)
-    if run.name == "S64":
-        env = partial(PendulumEnv, device=run.device)
-    data = RLDataModule(
-        env,
-        num_envs=work.num_envs,
-        buffer_size=work.steps,
-        total_env_steps=run.total * work.env_steps,
-        iterations_per_epoch=run.total,
-        replay=partial(ReplayBuffer, capacity=1_000_000),
-    )
+    data = data_of(run, replay=partial(ReplayBuffer, capacity=1_000_000))
     policy = SquashedActorCritic(
         data.observation_space, data.action_space, work.hidden, activation=work.activation
     )
@@ -39,7 +28,7 @@ def main() -> None:
         gamma=work.gamma,
         updates_per_env_step=work.updates / work.env_steps,
         random_env_steps=SAC_LEARNING_STARTS,
-        compile=bool(run.flags.compile),
+        compile=run.flags.compile,
     )
     train_and_report(run, clock, model, data)
 

@@ -2,14 +2,14 @@
 
 import gymnasium
 import torch
-from common import Clock, parse
+from common import CLASSIC, Clock, parse
 from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b"))
+    run = parse(CLASSIC)
     work, clock = run.workload, Clock(run)
     env: VecEnv = DummyVecEnv([lambda: Monitor(gymnasium.make(work.env))] * work.num_envs)
     if work.normalize:

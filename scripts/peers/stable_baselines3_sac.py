@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import SAC_LEARNING_STARTS, Clock, parse
+from common import OFF_POLICY, SAC_LEARNING_STARTS, Clock, parse
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
@@ -53,11 +53,11 @@ class PendulumEnv(VecEnv):
 
 
 def main() -> None:
-    run = parse(("S1", "S64"), "jax")
+    run = parse(OFF_POLICY, "jax")
     work, clock = run.workload, Clock(run)
     if run.flags.jax:
         # JAX takes a thread for each core that it may run on, and no other number.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.threads])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
         from sbx import SAC
 
         library, package, more = "SBX (JAX)", "sbx-rl", {}

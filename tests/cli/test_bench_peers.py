@@ -103,13 +103,10 @@ def test_graphs_are_compiled_anew_in_the_first_repeat_alone(bench, tmp_path, mon
     (tmp_path / "peers" / "lightning_rl_ppo.py").write_text(RUNNER)
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    args = types.SimpleNamespace(
-        output=tmp_path, threads=None, warmup=None, iterations=None, device="cpu", timeout=60.0
-    )
     pythons = {bench.OURS: Path(sys.executable)}
 
     def filled(repeat):
-        result = bench.run("lightning_rl-compiled", "W4-8", None, repeat, pythons, args)
+        result = bench.run("lightning_rl-compiled", "W4-8", repeat, pythons, tmp_path)
         assert "error" not in result
         return result["filled"]
 
@@ -212,7 +209,7 @@ def test_rejax_refuses_iterations_that_its_program_does_not_divide(rejax, monkey
 
 def test_the_floor_has_the_sizes_of_the_envs(common, monkeypatch):
     floors = importlib.import_module("floors")
-    for name, sizes in {"W4-8": (6, 2), "W4-pendulum": (3, 1), "W1": (4, 2)}.items():
+    for name, sizes in {"W4-8": (6, 2), "S64": (3, 1), "W1": (4, 2)}.items():
         run = types.SimpleNamespace(name=name, workload=common.WORKLOADS[name])
         assert floors.sizes_of(run) == sizes
     assert os.path.samefile(floors.__file__, SCRIPTS / "peers" / "floors.py")

@@ -1,0 +1,30 @@
+"""What several measurements share; it needs nothing but Python."""
+
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "limit_val_batches": 0,
+}
+"""Settings of a trainer that writes nothing and does not evaluate."""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
+
+
+def processor() -> str:
+    """Return the model of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
