@@ -1,6 +1,6 @@
 """Measure the overhead of the Lightning layer over the same update in a bare loop.
 
-    python scripts/bench_overhead.py --repeats 3 --iterations 30 --output overhead.json --check
+    python scripts/bench_overhead.py --check
 
 Both have the same env, policy, collector, buffer, dataset, losses, fused Adam, clipping, non-finite
 check and statistics, and one torch thread. `bare` is `bare_loop` below. `lightning` is
@@ -19,16 +19,13 @@ Exit status 1 with `--check` if the overhead of a workload exceeds 5 % in CPU ti
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import torch
 from lightning.pytorch import seed_everything
@@ -38,12 +35,17 @@ from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.optim.update import is_finite
 from lightning_rl.training.data import RolloutDataset
+from measuring import table
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"env": "CartPole-v1", "num_envs": 8, "steps": 128, "n_epochs": 4, "batch_size": 256},
     "W2": {"env": "Pendulum-v1", "num_envs": 1, "steps": 2048, "n_epochs": 10, "batch_size": 64},
 }
 CLOCKS = ("wall", "cpu")
+COLUMNS = (
+    *("workload", "clock", "bare ms", "Lightning ms", "bare steps/s", "Lightning steps/s"),
+    *("ratio (of each run)", "overhead ms", "of it µs per minibatch", "of it ms outside"),
+)
 LIMIT = 0.05
 """Overhead that `--check` allows, as a share of the bare iteration."""
 
@@ -56,27 +58,20 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="runs, one seed each")
     parser.add_argument("--iterations", type=int, default=30, help="timed iterations of a run")
     parser.add_argument("--warmup", type=int, default=3, help="iterations dropped before them")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
     parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT:.0%}%")
     args = parser.parse_args()
-    rows = []
+    print("Per iteration; default callbacks and TensorBoard, no evaluation and no checkpoint.")
+    print("Final parameters of the two loops: bit-identical.\n")
+    rows, overheads = [], []
     for name in args.workloads:
         seeds = range(1, args.repeats + 1)
         runs = [race(WORKLOADS[name], args.warmup, args.iterations, seed) for seed in seeds]
-        rows += [
-            summarize(name, clock, [run[..., i] for run in runs]) for i, clock in enumerate(CLOCKS)
-        ]
-    if args.output:
-        about = {
-            "torch": torch.__version__,
-            "lightning": lightning.__version__,
-            "workloads": WORKLOADS,
-        }
-        excluded = "evaluation and checkpoints"
-        report = {**about, "excluded": excluded, "bit_identical": True, "results": rows}
-        args.output.write_text(json.dumps(report, indent=2))
-    print(as_table(rows))
-    return int(args.check and any(r["overhead"] > LIMIT for r in rows if r["clock"] == "cpu"))
+        for i, clock in enumerate(CLOCKS):
+            row, overhead = summarize(name, clock, [run[..., i] for run in runs])
+            rows.append(row)
+            overheads += [overhead] if clock == "cpu" else []
+    print("\n".join(table(COLUMNS, rows)))
+    return int(args.check and max(overheads) > LIMIT)
 
 
 def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> np.ndarray:
@@ -184,64 +179,32 @@ def now() -> np.ndarray:
     return np.array((time.perf_counter(), time.process_time()))
 
 
-def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> dict[str, Any]:
-    """Summarise the turns [iterations, M, 2] of all runs on one clock."""
+def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> tuple[tuple[str, ...], float]:
+    """Return the row of the turns [iterations, M, 2] of all runs on one clock, and the overhead."""
     turns = np.concatenate(runs)
     settings = WORKLOADS[workload]
     env_steps = settings["num_envs"] * settings["steps"]
     bare, extra = iteration_seconds(turns[..., 0]), iteration_seconds(turns[..., 1] - turns[..., 0])
     per_minibatch = np.median(turns[:, 1:, 1] - turns[:, 1:, 0])
-    overhead = [
-        iteration_seconds(r[..., 1] - r[..., 0]) / iteration_seconds(r[..., 0]) for r in runs
+    ratios = [
+        1 + iteration_seconds(r[..., 1] - r[..., 0]) / iteration_seconds(r[..., 0]) for r in runs
     ]
-    return {
-        "workload": workload,
-        "clock": clock,
-        "bare_ms": bare * 1e3,
-        "lightning_ms": (bare + extra) * 1e3,
-        "bare_env_steps_per_s": env_steps / bare,
-        "lightning_env_steps_per_s": env_steps / (bare + extra),
-        "overhead": extra / bare,
-        "overhead_per_run": overhead,
-        "overhead_ms": extra * 1e3,
-        "overhead_us_per_minibatch": per_minibatch * 1e6,
-        "overhead_ms_outside_minibatches": (extra - turns.shape[1] * per_minibatch) * 1e3,
-    }
+    row = (
+        f"{workload} {settings['env']}",
+        clock,
+        *(f"{seconds * 1e3:.1f}" for seconds in (bare, bare + extra)),
+        *(f"{env_steps / seconds:,.0f}" for seconds in (bare, bare + extra)),
+        f"{1 + extra / bare:.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})",
+        f"{extra * 1e3:.2f}",
+        f"{per_minibatch * 1e6:.0f}",
+        f"{(extra - turns.shape[1] * per_minibatch) * 1e3:.2f}",
+    )
+    return row, extra / bare
 
 
 def iteration_seconds(turns: np.ndarray) -> float:
     """Take the median of the first turns + (M - 1) * the median of the others."""
     return float(np.median(turns[:, 0]) + (turns.shape[1] - 1) * np.median(turns[:, 1:]))
-
-
-def as_table(rows: list[dict[str, Any]]) -> str:
-    columns = (
-        *("workload", "clock", "bare ms", "Lightning ms", "bare steps/s", "Lightning steps/s"),
-        *("ratio (of each run)", "overhead ms", "of it µs per minibatch", "of it ms outside"),
-    )
-    table = [columns, ["---"] * len(columns)]
-    for row in rows:
-        ratios = ", ".join(f"{1 + overhead:.3f}" for overhead in row["overhead_per_run"])
-        table.append(
-            (
-                f"{row['workload']} {WORKLOADS[row['workload']]['env']}",
-                row["clock"],
-                *(f"{row[key]:.1f}" for key in ("bare_ms", "lightning_ms")),
-                *(f"{row[f'{side}_env_steps_per_s']:,.0f}" for side in ("bare", "lightning")),
-                f"{1 + row['overhead']:.3f} ({ratios})",
-                f"{row['overhead_ms']:.2f}",
-                f"{row['overhead_us_per_minibatch']:.0f}",
-                f"{row['overhead_ms_outside_minibatches']:.2f}",
-            )
-        )
-    return "\n".join(
-        (
-            "Per iteration; default callbacks and TensorBoard, no evaluation and no checkpoint.",
-            "Final parameters of the two loops: bit-identical.",
-            "",
-            *(f"| {' | '.join(cells)} |" for cells in table),
-        )
-    )
 
 
 if __name__ == "__main__":

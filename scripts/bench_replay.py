@@ -3,14 +3,14 @@
 One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
 1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
 64; minibatches of 256 of pictures and of features, next to which an update can be timed
-(`charts/SPS_update`); then the memory, and of 200,000 images of 64x64x3 on disk (unless
-`--pictures 0`).
+(`charts/SPS_update`); then the memory, and of `--pictures` images of 64x64x3 on disk.
 """
 
 import argparse
 import tempfile
 import time
 import timeit
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +56,14 @@ def microseconds(call: object, number: int) -> float:
     return min(times) / (number // 10) * 1e6
 
 
+def drawn(replay: ReplayBuffer, count: int, **settings: int) -> None:
+    for _ in replay.batches(count, 256, **settings):
+        pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", type=int, default=200_000)
-    parser.add_argument("--directory", type=Path, default=None, help="of the file, on disk")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -71,19 +75,14 @@ def main() -> None:
     taken = anonymous_bytes() - before
     print(f"1M transitions: {taken:,} bytes, {taken / (1_000_000 * FIELDS):.3f} of their fields'")
     print(f"before the first one: {reserved:,} bytes")
-    one = rollout_of(VECTOR, 1, 1_000)
-    ending = rollout_of(VECTOR, 1, 1)
-    print(f"extend, N=1, T=1:              {microseconds(lambda: replay.extend(one), 5000):.0f} us")
-    print(
-        f"the same where an episode ends: {microseconds(lambda: replay.extend(ending), 500):.0f} us"
-    )
+    for name, rollout, number in (
+        ("extend, N=1, T=1:             ", rollout_of(VECTOR, 1, 1_000), 5000),
+        ("the same where an episode ends:", rollout_of(VECTOR, 1, 1), 500),
+    ):
+        print(f"{name} {microseconds(partial(replay.extend, rollout), number):.0f} us")
     for count, number in ((1, 3000), (64, 50)):
         for n_steps in (1, 3):
-
-            def draw(count: int = count, n_steps: int = n_steps) -> None:
-                for _ in replay.batches(count, 256, n_steps=n_steps):
-                    pass
-
+            draw = partial(drawn, replay, count, n_steps=n_steps)
             each = microseconds(draw, number) / count
             print(f"batches({count}, 256), n_steps={n_steps}: {each:.0f} us a minibatch")
 
@@ -91,33 +90,24 @@ def main() -> None:
         seen = ReplayBuffer(space, ACTION, 1, "cpu", 1, capacity=5_000)
         for _ in range(10):
             seen.extend(rollout_of(space, 500, 100))
-        each = microseconds(lambda seen=seen: [None for _ in seen.batches(8, 256)], 10) / 8
+        each = microseconds(partial(drawn, seen, 8), 10) / 8
         print(f"batches(8, 256), {name}: {each / 1e3:.1f} ms a minibatch")
 
-    if options.pictures:
-        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-            before, began = anonymous_bytes(), time.perf_counter()
-            pictures = ReplayBuffer(
-                PICTURE,
-                ACTION,
-                1,
-                "cpu",
-                1,
-                capacity=options.pictures,
-                storage="disk",
-                directory=Path(directory),
-            )
-            rollout = rollout_of(PICTURE, 1_000, 100)
-            for _ in range(-(-options.pictures // 1_000)):
-                pictures.extend(rollout)
-            filled, most = time.perf_counter() - began, anonymous_bytes()
-            for _ in range(20):
-                for _ in pictures.batches(8, 256):
-                    most = max(most, anonymous_bytes())
-            print(
-                f"{len(pictures):,} pictures of 64x64x3 on disk: {(most - before) / 2**20:.0f} MiB "
-                f"of anonymous memory at most, filled in {filled:.1f} s"
-            )
+    with tempfile.TemporaryDirectory() as directory:
+        before, began = anonymous_bytes(), time.perf_counter()
+        disk = {"storage": "disk", "directory": Path(directory)}
+        pictures = ReplayBuffer(PICTURE, ACTION, 1, "cpu", 1, capacity=options.pictures, **disk)
+        rollout = rollout_of(PICTURE, 1_000, 100)
+        for _ in range(-(-options.pictures // 1_000)):
+            pictures.extend(rollout)
+        filled, most = time.perf_counter() - began, anonymous_bytes()
+        for _ in range(20):
+            for _ in pictures.batches(8, 256):
+                most = max(most, anonymous_bytes())
+        print(
+            f"{len(pictures):,} pictures of 64x64x3 on disk: {(most - before) / 2**20:.0f} MiB "
+            f"of anonymous memory at most, filled in {filled:.1f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ QUIET: dict[str, Any] = {
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a Markdown table."""
+    """Return the lines of a Markdown table, each row in one line."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
+    texts = ([" ".join(str(c).replace("|", "\\|").split()) for c in cells] for cells in lines)
+    return [f"| {' | '.join(cells)} |" for cells in texts]
 
 
 def processor() -> str:
