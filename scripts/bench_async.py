@@ -31,7 +31,6 @@ with nothing; and the `steady` one, from the end of the third update, as in a lo
 one is compared with the best.
 """
 
-import argparse
 import json
 import math
 import os
@@ -65,7 +64,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.extensions.tasks.probes import TwoDoors
-from measuring import QUIET, table
+from scripting import QUIET, parser_of, table
 
 WORKLOADS = ("inference", "flow", "off_policy", "return", "cpu")
 DELAYS_MS = (100, 200, 500)
@@ -89,9 +88,7 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--quick", action="store_true", help="4 steps, 12 iterations")
     parser.add_argument("--output", type=Path, default=Path("scripts/results/async.md"))

@@ -25,8 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measuring import table
 from peers.common import WORKLOADS
+from scripting import parser_of, table
 
 HERE = Path(__file__).resolve().parent
 BAR = 0.9
@@ -64,9 +64,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="one repeat of few iterations")

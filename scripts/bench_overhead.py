@@ -18,7 +18,6 @@ processes disturb less. Both loops must end with the same parameters, bit for bi
 Exit status 1 with `--check` if the overhead of a workload exceeds 5 % in CPU time.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.optim.update import is_finite
 from lightning_rl.training.data import RolloutDataset
-from measuring import table
+from scripting import parser_of, table
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"env": "CartPole-v1", "num_envs": 8, "steps": 128, "n_epochs": 4, "batch_size": 256},
@@ -51,9 +50,7 @@ LIMIT = 0.05
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3, help="runs, one seed each")
     parser.add_argument("--iterations", type=int, default=30, help="timed iterations of a run")

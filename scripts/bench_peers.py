@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import processor
-from measuring import table as as_table
 from peers.common import CLASSIC, OFF_POLICY, ON_POLICY, W4, WORKLOADS
+from scripting import parser_of, processor
+from scripting import table as as_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -159,9 +159,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--repeats", type=int, default=3)

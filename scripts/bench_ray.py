@@ -13,12 +13,9 @@ computes for 5 ms of CPU time per step; needs two idle cores.
 `publish`: seconds that the learner needs to publish 100 MB to four busy collectors, after the first
 time. `cost`: the same for other sizes and numbers of collectors, and the seconds that the learner
 needs to fetch rollouts of several sizes (medians). Lines are fitted to both by least relative
-squares. `model`: the prediction of these lines (`predicted`), next to a run of eight collectors
-with waiting envs, and for 10, 100 and 1,000 collectors. The latter is extrapolated, without a
-network (docs/distributed.md).
+squares, and docs/distributed.md extrapolates them.
 """
 
-import argparse
 import json
 import os
 import time
@@ -27,16 +24,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from lightning_rl import ActorCritic, CollectorContext, GymnasiumEnv, RayCollector, SlowPolicy
 from lightning_rl.collectors.weights import changing_weights
-from lightning_rl.extensions.remote.remote import MOST_SENT
+from scripting import parser_of
 
-WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
+WORKLOADS = ("inference", "cpu", "publish", "cost")
 DELAY_MS, WORK_MS = 200, 5
 RESULTS = Path("scripts/results/ray.json")
 
@@ -44,19 +41,11 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     args = parser.parse_args()
     results: dict[str, Row] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    measure: dict[str, Callable[[], Row]] = {
-        "inference": inference,
-        "cpu": cpu_bound,
-        "publish": publish,
-        "cost": cost,
-        "model": lambda: model(results["cost"]),
-    }
+    measure = {"inference": inference, "cpu": cpu_bound, "publish": publish, "cost": cost}
     for name in args.workloads:
         load = os.getloadavg()[0]
         results[name] = measure[name]() | {"load": load, "cores": os.cpu_count()}
@@ -108,68 +97,6 @@ def cost() -> Row:
         "rollout_ms": 1e3 * rollout,
         "rollout_ms_per_MB": 1e9 * per_rollout_byte,
     }
-
-
-class Run(NamedTuple):
-    """What a model of a run depends on.
-
-    Attributes:
-        num_envs: of each collector.
-        num_steps: of a rollout.
-        step_s: seconds that a step of all envs of a collector takes, inference included.
-        rollout_bytes: of a rollout.
-        weight_bytes: of what is published.
-        update_s: seconds that an update takes.
-    """
-
-    num_envs: int
-    num_steps: int
-    step_s: float
-    rollout_bytes: float
-    weight_bytes: float
-    update_s: float
-
-
-CASES = {
-    "robots at 20 Hz, two cameras": Run(1, 16, 0.05, 1.6e6, 1e6, 0.05),
-    "simulators, 8 envs, 1 ms a step": Run(8, 128, 0.008, 1e6, 0.3e6, 0.05),
-    "a VLA, 8 envs, 200 ms a step": Run(8, 16, 0.2, 19e6, 100e6, 0.5),
-}
-
-
-def model(costs: Row) -> Row:
-    """Compare the model with two runs, and ask it about more collectors."""
-    make = partial(make_waiting, 4, 5.0)
-    nbytes, weights = costs["landed"][0][0] / 4, 2e4
-    measured = []
-    for num_steps in (16, 64):
-        run = Run(1, num_steps, 0.0056, nbytes * num_steps / 16, weights, 0.0)
-        took = rate(make, ActorCritic, 8, num_steps)
-        measured.append((num_steps, took, predicted(costs, run, 8)[0]))
-    asked = {
-        name: {count: predicted(costs, run, count) for count in (1, 10, 100, 1000)}
-        for name, run in CASES.items()
-    }
-    return {"steps, steps per second measured, predicted": measured, "predicted": asked}
-
-
-def predicted(costs: Row, run: Run, count: int) -> tuple[float, float, float]:
-    """Return env steps per second, the share of time that collectors work, and bytes per second.
-
-    Collectors give a rollout each `num_steps` steps; the learner takes one in the time of an
-    update, of getting the rollout and of a publication, which is a call for some collectors.
-    """
-    learner = run.update_s + 1e-3 * (
-        costs["rollout_ms"]
-        + costs["rollout_ms_per_MB"] * run.rollout_bytes / 1e6
-        + costs["publish_ms"]
-        + costs["publish_ms_per_collector"] * min(count, MOST_SENT)
-        + costs["publish_ms_per_MB"] * run.weight_bytes / 1e6
-    )
-    offered = count / (run.num_steps * run.step_s)
-    rollouts = min(offered, 1 / learner)
-    steps = rollouts * run.num_steps * run.num_envs
-    return steps, rollouts / offered, rollouts * (run.rollout_bytes + run.weight_bytes)
 
 
 def fit(took: np.ndarray, *columns: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import processor, table
+from scripting import parser_of, processor, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -91,13 +91,13 @@ CHECKS = (
     Check("resume", "equality:resume", "resumed runs, to uninterrupted ones", 50),
     Check("bf16", "precision:bf16", "bf16-mixed: first ratio, float32 weights, learning", 70),
     Check("memory", "memory:memory", "peak memory to its estimate, and growth", 60),
-    Check("vla_ppo", "learning:vla_ppo", "the VLA toy: clone, then PPO", 120),
-    Check("ppo_push_cube", "learning:ppo_push_cube", "ppo_push_cube.yaml to its bar", 90),
-    Check("ppo_cart_pole", "learning:ppo_cart_pole", "ppo_cart_pole_task.yaml to its bar", 60),
-    Check("grpo_push_cube", "learning:grpo_push_cube", "grpo_push_cube.yaml to its bar", 110),
-    Check("ppo_point_mass", "learning:ppo_point_mass", "ppo_point_mass.yaml to its bar", 90),
-    Check("vla_grpo", "learning:vla_grpo", "the VLA toy: clone, then GRPO", 150),
-    Check("grpo_cart_pole", "learning:grpo_cart_pole", "grpo_cart_pole_task.yaml to its bar", 180),
+    Check("vla_ppo", "learning:learn_vla", "the VLA toy: clone, then PPO", 120),
+    Check("ppo_push_cube", "learning:learn", "ppo_push_cube.yaml to its bar", 90),
+    Check("ppo_cart_pole", "learning:learn", "ppo_cart_pole_task.yaml to its bar", 60),
+    Check("grpo_push_cube", "learning:learn", "grpo_push_cube.yaml to its bar", 110),
+    Check("ppo_point_mass", "learning:learn", "ppo_point_mass.yaml to its bar", 90),
+    Check("vla_grpo", "learning:learn_vla", "the VLA toy: clone, then GRPO", 150),
+    Check("grpo_cart_pole", "learning:learn", "grpo_cart_pole_task.yaml to its bar", 180),
 )
 """Sorted by importance, after the checks that run alone."""
 
@@ -138,9 +138,7 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
 
 def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
     """Parse the command line, and set the defaults of the device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     about = "on a CPU a few iterations each, and no bar that needs more"
     parser.add_argument("--device", choices=("cuda", "cpu", "auto"), default="auto", help=about)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="checks by name, see --list")

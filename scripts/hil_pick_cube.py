@@ -36,6 +36,7 @@ from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert
+from scripting import parser_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ENV = {"random_block_position": True, "reset_delay_seconds": 0.0}
@@ -45,9 +46,7 @@ FIRST_EVALUATION_SEED, EPISODES = 1_000_000, 50
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("path", type=Path)

@@ -5,14 +5,13 @@
 
 LeRobot pins older versions of torch than ours. So it is installed without its dependencies, plus
 the few that its datasets need, into a virtual environment that sees the packages of this one.
-We read our datasets and those of LeRobot as they were given, and train from the latter. LeRobot reads
-all of them, also labelled ones, those with a deleted episode and merged ones, and must agree with us
-frame by frame.
+We read our datasets and those of LeRobot as they were given, and train from the latter. LeRobot
+reads all of them, also labelled ones, those with a deleted episode and merged ones, and must agree
+with us frame by frame.
 An episode of LeRobot's has two tasks, and our copy keeps them. PyAV decodes the frames of videos in
 both; LeRobot's default, TorchCodec, needs FFmpeg's libraries in the system.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -40,7 +39,7 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.extensions.datasets.label import label_dataset
-from measuring import QUIET
+from scripting import QUIET, parser_of
 
 PACKAGES = (
     "lerobot==0.4.4",
@@ -364,9 +363,7 @@ def train(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--fixtures", type=Path, help="an archive of what both wrote")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

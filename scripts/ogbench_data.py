@@ -14,8 +14,8 @@ Source: Park et al. 2025, "OGBench: Benchmarking Offline Goal-Conditioned RL", a
 Needs the environment of constraints-ogbench.txt.
 """
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
 from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
 
 from lightning_rl import Episode, EpisodeWriter
+from scripting import parser_of
 
 STEPS = 1_000
 """Steps of a recorded episode."""
@@ -93,42 +94,36 @@ def episodes(recording: Recording, goals: np.ndarray) -> Iterator[Episode]:
         # The step that begins in success ends the episode, with reward 0.
         ends = reached[first:-1].nonzero()[0]
         stop = first + ends[0] + 1 if len(ends) else len(recording.action)
-        terminated = torch.zeros(stop - first, dtype=torch.bool)
-        truncated = terminated.clone()
-        (terminated if len(ends) else truncated)[-1] = True
-        yield Episode(
-            observation=torch.from_numpy(recording.observation[first : stop + 1]).float(),
-            action=torch.from_numpy(recording.action[first:stop]),
-            reward=torch.from_numpy(reward[first:stop]).float(),
-            terminated=terminated,
-            truncated=truncated,
-            success=bool(len(ends)),
-            intervened=torch.zeros_like(terminated),
-            task="",
-        )
+        ended = torch.zeros(stop - first, dtype=torch.bool)
+        ended[-1] = True
+        steps = {
+            "observation": torch.from_numpy(recording.observation[first : stop + 1]).float(),
+            "action": torch.from_numpy(recording.action[first:stop]),
+            "reward": torch.from_numpy(reward[first:stop]).float(),
+            "terminated": ended & bool(len(ends)),
+            "truncated": ended & (not len(ends)),
+        }
+        yield replace(Episode.of_steps(steps), success=bool(len(ends)))
         others = (~reached[stop:-1]).nonzero()[0]
         first = stop + others[0] if len(others) else len(recording.action)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="of the datasets")
     parser.add_argument("--cubes", default="single", choices=tuple(STACKING))
     parser.add_argument("--kind", default="play", choices=("play", "noisy"))
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     arguments = parser.parse_args()
-    np.random.seed(arguments.seed)
+    np.random.seed(0)
     env = gymnasium.make(
         f"cube-{arguments.cubes}-v0",
         terminate_at_goal=False,
         mode="data_collection",
         max_episode_steps=STEPS + 1,
     )
-    env.action_space.seed(arguments.seed)
+    env.action_space.seed(0)
     goals, writers = {}, {}
     for number in arguments.tasks:
         task = gymnasium.make(f"cube-{arguments.cubes}-singletask-task{number}-v0")

@@ -13,7 +13,6 @@ Success over 200 episodes per cell with a Wilson interval; jerk is the mean chan
 from one step to the next where a chunk takes over, and within chunks.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -42,6 +41,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import wilson_interval
 from lightning_rl.envs import TorchEnv
+from scripting import parser_of
 
 GUST = 0.4
 """m/s."""
@@ -337,9 +337,7 @@ def run(task: str, seed: int, folder: Path, delays: Sequence[int]) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--task", choices=TASKS, default="detour")
     parser.add_argument("--delays", nargs="+", type=int, default=[0, 2, 4, 8])

@@ -1,7 +1,6 @@
 """Measure RECAP and clones of the successes on five doors and on PushBlocks, for docs/results.md.
 
-    python scripts/recap.py doors outputs/doors                  # all, five seeds: half an hour
-    python scripts/recap.py doors outputs/doors --variants recap awr --seeds 1 2
+    python scripts/recap.py doors outputs/doors                  # five seeds: half an hour
     python scripts/recap.py blocks outputs/blocks --seeds 1 2 3
 
 The variants of a seed share the base. What is finished is not repeated. On doors also weights by
@@ -11,7 +10,6 @@ demonstrations are the episodes of the first round; in two more rounds the polic
 each.
 """
 
-import argparse
 import itertools
 import json
 import shutil
@@ -29,6 +27,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.playing import play_policy, play_side_by_side
 from lightning_rl.extensions.tasks.probes import FiveDoors
+from scripting import parser_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EPISODES = 400
@@ -247,24 +246,18 @@ def on_blocks(folder: Path, seed: int, variant: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("task", choices=("doors", "blocks"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="all of the task")
     args = parser.parse_args()
     measure = {"doors": on_doors, "blocks": on_blocks}[args.task]
-    variants = VARIANTS if args.task == "doors" else ("recap", "successes")
-    for variant in args.variants or variants:
-        if variant not in variants:
-            parser.error(f"--variants {variant} is for doors; blocks has {', '.join(variants)}")
+    for variant in VARIANTS if args.task == "doors" else ("recap", "successes"):
         for seed in args.seeds:
             folder = (args.folder / str(seed)).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            found = measure(folder, seed, variant)
-            print(f"RESULT {variant} seed {seed}: {json.dumps(found)}", flush=True)
+            result = measure(folder, seed, variant)
+            print(f"RESULT {variant} seed {seed}: {json.dumps(result)}", flush=True)
 
 
 if __name__ == "__main__":

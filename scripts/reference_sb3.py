@@ -25,6 +25,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from curves import add
+from scripting import parser_of
 
 
 def normalized_env(env_id: str, training: bool) -> VecNormalize:
@@ -83,9 +84,7 @@ def sac(args: argparse.Namespace) -> tuple[SAC, Monitor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--algorithm", choices=("ppo", "sac"), default="ppo")
     parser.add_argument("--id", default="HalfCheetah-v5")
     parser.add_argument("--seed", type=int, default=1)

@@ -29,6 +29,7 @@ import torch
 
 from curves import keep
 from lightning_rl.extensions.reports.runs import read_run
+from scripting import parser_of
 
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 """97.5 % quantile of Student's t for a number of seeds."""
@@ -101,9 +102,7 @@ def interval(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")

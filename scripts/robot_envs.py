@@ -11,7 +11,6 @@ Needs the environment of constraints-robots.txt. An env of a package that is not
 skipped.
 """
 
-import argparse
 import importlib.util
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.extensions.tasks.gym_hil import PickCube
-from measuring import QUIET
+from scripting import QUIET, parser_of
 
 STEPS = 50
 """Random steps that are timed."""
@@ -90,9 +89,7 @@ ENVS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVS)}")
     names = parser.parse_args().names or list(ENVS)
     gymnasium.register("robosuite/Lift-v0", Lift, max_episode_steps=100)

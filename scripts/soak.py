@@ -20,7 +20,6 @@ Exit status 1 with `--check` if memory grows by more than 1 MB per million env s
 below 0.9 of its early value. A run stopped by a signal reports, and ends with status 2.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -45,7 +44,7 @@ from lightning_rl import (
     RLTrainer,
     SyncCollector,
 )
-from measuring import table
+from scripting import parser_of, table
 
 CONFIG = Path(__file__).parents[1] / "configs" / "ppo.yaml"
 OUTPUT = Path("soak.json")
@@ -58,9 +57,7 @@ Record = dict[str, float]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--total-env-steps", type=int, default=10_000_000)
     parser.add_argument("--background", action="store_true", help="collect by an AsyncCollector")
     parser.add_argument(

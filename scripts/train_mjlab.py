@@ -8,11 +8,12 @@ packages to install before them, such as a torch for the CPU alone). The script 
 and the function that makes the simulator next to it, and runs `rl-cli`.
 """
 
-import argparse
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from scripting import parser_of
 
 MJLAB = "mjlab==1.6.0"
 
@@ -31,7 +32,7 @@ class ByIndex(ManagerBasedRlEnv):
 
 
 def make(num_envs):
-    cfg = load_env_cfg("TASK")
+    cfg = load_env_cfg("Mjlab-Cartpole-Balance")
     cfg.scene.num_envs, cfg.auto_reset = num_envs, False
     return ByIndex(cfg, device="cuda:0" if torch.cuda.is_available() else "cpu")
 
@@ -71,46 +72,35 @@ seed_everything: 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--directory", type=Path, default=Path("outputs/mjlab"))
-    parser.add_argument("--task", default="Mjlab-Cartpole-Balance")
     parser.add_argument("--env_steps", type=int, default=100_000)
     parser.add_argument("--install", nargs="*", default=[], help="packages to install first")
-    parser.add_argument(
-        "--python", type=Path, help="an environment with mjlab, instead of a new one"
-    )
     arguments = parser.parse_args()
     directory = arguments.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    python = arguments.python or _environment(directory / "environment", arguments.install)
-    (directory / "my_mjlab.py").write_text(MAKE.replace("TASK", arguments.task))
+    python = _environment(directory / "environment", arguments.install)
+    (directory / "my_mjlab.py").write_text(MAKE)
     (directory / "mjlab.yaml").write_text(CONFIG)
     began = time.perf_counter()
-    command = ["-m", "lightning_rl", "fit", "--config", "mjlab.yaml"]
+    command = [python, "-m", "lightning_rl", "fit", "--config", "mjlab.yaml"]
     command += ["--data.total_env_steps", str(arguments.env_steps)]
-    subprocess.run([str(python), *command], cwd=directory, check=True)
+    subprocess.run(command, cwd=directory, check=True)
     seconds = time.perf_counter() - began
-    print(
-        f"{arguments.env_steps:,} env steps of {arguments.task} in {seconds:.0f} s, with the start"
-    )
+    print(f"{arguments.env_steps:,} env steps in {seconds:.0f} s, with the start")
 
 
 def _environment(folder: Path, first: list[str]) -> Path:
     """Return the interpreter of an environment with mjlab, which is made if it is not there."""
     python = folder / "bin" / "python"
-    if python.exists():
-        return python
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet"]
-    for packages in (first, [MJLAB, "-e", str(Path(__file__).parents[1])]):
-        if packages:
-            subprocess.run([*install, *packages], check=True)
-    # It comes with mjlab, is not needed, and breaks next to a torch of another build.
-    subprocess.run(
-        [str(python), "-m", "pip", "uninstall", "--quiet", "-y", "torchvision"], check=True
-    )
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [python, "-m", "pip"]
+        for packages in (first, [MJLAB, "-e", str(Path(__file__).parents[1])]):
+            if packages:
+                subprocess.run([*pip, "install", "--quiet", *packages], check=True)
+        # It comes with mjlab, is not needed, and breaks next to a torch of another build.
+        subprocess.run([*pip, "uninstall", "--quiet", "-y", "torchvision"], check=True)
     return python
 
 

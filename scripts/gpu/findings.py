@@ -15,8 +15,8 @@ class Findings:
     Args:
         device: `cpu` or `cuda`.
         small: run a few iterations, and apply no bar that needs more.
-        directory: for whatever the check writes; `findings.json` is written there after each row,
-            so that a check that dies or hangs leaves what it had found.
+        directory: named after the check, for whatever it writes; `findings.json` is written there
+            after each row, so that a check that dies or hangs leaves what it had found.
     """
 
     def __init__(self, device: str, small: bool, directory: Path) -> None:

@@ -1,5 +1,6 @@
-"""What several measurements share; it needs nothing but Python."""
+"""What scripts share: the command line, quiet trainers, tables. It needs nothing but Python."""
 
+import argparse
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,13 @@ QUIET: dict[str, Any] = {
     "limit_val_batches": 0,
 }
 """Settings of a trainer that writes nothing and does not evaluate."""
+
+
+def parser_of(docstring: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is the docstring of a script, as it is written."""
+    return argparse.ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
