@@ -115,36 +115,23 @@ def main() -> None:
     print(args.output.read_text())
 
 
-def inference(delay_ms: int, ratio: str, steps: int, iterations: int) -> Row:
+def inference(delay_ms: int, ratio: str, **sizes: int) -> Row:
     """Compare both with simulated inference, at one C:L."""
-    run = partial(
-        train,
-        CART_POLE,
-        delay_ms=delay_ms,
-        update_seconds=RATIOS[ratio] * steps * delay_ms / 1000,
-        num_envs=2,
-        steps=steps,
-        iterations=iterations,
-        settings={"n_epochs": 1, "batch_size": 2 * steps},
-    )
+    run = partial(delayed, CART_POLE, delay_ms, RATIOS[ratio], **sizes)
     return compare(run, f"simulated inference, {delay_ms} ms", ratio)
 
 
-def flow(steps: int, iterations: int) -> Row:
+def flow(**sizes: int) -> Row:
     """Compare both with simulated inference of a flow policy, at C:L = 1:1."""
-    run = partial(
-        train,
-        DOORS,
-        delay_ms=100,
-        update_seconds=steps / 10,
-        num_envs=2,
-        steps=steps,
-        iterations=iterations,
-        settings={"n_epochs": 1, "batch_size": 2 * steps},
-        policy=flow_policy,
-        chunk=TwoDoors.length,
-    )
+    run = partial(delayed, DOORS, 100, 1.0, policy=flow_policy, chunk=TwoDoors.length, **sizes)
     return compare(run, "a flow of 4 steps, simulated inference, 100 ms", "1:1")
+
+
+def delayed(env: Any, delay_ms: int, multiple: float, *, steps: int, **settings: Any) -> Row:
+    """Train two envs with a policy and a learner that wait, the learner a multiple of the policy."""
+    waits = {"delay_ms": delay_ms, "update_seconds": multiple * steps * delay_ms / 1000}
+    learner = {"n_epochs": 1, "batch_size": 2 * steps}
+    return train(env, num_envs=2, steps=steps, settings=learner, **waits, **settings)
 
 
 def flow_policy(*spaces: Any) -> VLAPolicy:

@@ -3,11 +3,9 @@
 One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
 1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
 64; minibatches of 256 of pictures and of features, next to which an update can be timed
-(`charts/SPS_update`); then the memory, and of `--pictures` images of 64x64x3 on disk.
+(`charts/SPS_update`); and the memory.
 """
 
-import argparse
-import tempfile
 import time
 import timeit
 from functools import partial
@@ -19,9 +17,9 @@ from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ReplayBuffer
 from lightning_rl.rollout.allocation import allocate_rollout
+from scripting import parser_of
 
 VECTOR, ACTION = Box(-np.inf, np.inf, (17,)), Box(-1.0, 1.0, (6,))
-PICTURE = Box(0, 255, (64, 64, 3), np.uint8)
 FEATURES = Box(-np.inf, np.inf, (8192,))
 CAMERA = Box(0, 255, (128, 128, 3), np.uint8)
 SEEN = {
@@ -62,9 +60,7 @@ def drawn(replay: ReplayBuffer, count: int, **settings: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=200_000)
-    options = parser.parse_args()
+    parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
 
     before = anonymous_bytes()
@@ -92,22 +88,6 @@ def main() -> None:
             seen.extend(rollout_of(space, 500, 100))
         each = microseconds(partial(drawn, seen, 8), 10) / 8
         print(f"batches(8, 256), {name}: {each / 1e3:.1f} ms a minibatch")
-
-    with tempfile.TemporaryDirectory() as directory:
-        before, began = anonymous_bytes(), time.perf_counter()
-        disk = {"storage": "disk", "directory": Path(directory)}
-        pictures = ReplayBuffer(PICTURE, ACTION, 1, "cpu", 1, capacity=options.pictures, **disk)
-        rollout = rollout_of(PICTURE, 1_000, 100)
-        for _ in range(-(-options.pictures // 1_000)):
-            pictures.extend(rollout)
-        filled, most = time.perf_counter() - began, anonymous_bytes()
-        for _ in range(20):
-            for _ in pictures.batches(8, 256):
-                most = max(most, anonymous_bytes())
-        print(
-            f"{len(pictures):,} pictures of 64x64x3 on disk: {(most - before) / 2**20:.0f} MiB "
-            f"of anonymous memory at most, filled in {filled:.1f} s"
-        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ FIRST_SEED = 1_000_000
 """Seed of the first env; training and evaluation draw theirs from below."""
 
 
-def measure(policy, seeds, steps=200):
+def measure(policy, seeds=20, steps=200):
     """Return mean errors, the return, and the falls per episode of one episode per seed."""
     env = Quadruped(seeds, max_episode_steps=steps + 1)
     observation, _ = env.reset(seed=[FIRST_SEED + i for i in range(seeds)])
@@ -40,12 +40,11 @@ def measure(policy, seeds, steps=200):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoints", nargs="+")
-    parser.add_argument("--seeds", type=int, default=20)
     given = parser.parse_args()
     print("| policy | velocity error, m/s | yaw error, rad/s | return | falls per episode |")
     print("|---|---|---|---|---|")
     for name in ("standing", *given.checkpoints):
-        found = measure(None if name == "standing" else load_policy(name), given.seeds)
+        found = measure(None if name == "standing" else load_policy(name))
         print(
             f"| {name} | {found['velocity']:.3f} | {found['yaw']:.3f} | {found['return']:.1f} | "
             f"{found['falls']:.2f} |"

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -99,34 +99,31 @@ def success(task: Task, checkpoint: Path, condition: str | None = None) -> float
         policy.condition = condition
     env, seeds = task.make_env(task.evaluated), range(task.evaluated)
     played = play_policy(env, policy, seeds, task.max_steps, chunk_size=task.chunk_size)
-    return sum(bool(one.success) for one in played) / task.evaluated
+    return sum(bool(episode.success) for episode in played) / task.evaluated
 
 
-def rounds(folder: Path, seed: int, variant: str) -> dict:
-    weights = variant == "awr"
-    run_dir = folder / variant
-    options = ["--config", str(config_of(folder, seed, weights)), "--run_dir", str(run_dir)]
-    options += ["--rounds", str(DOORS.rounds), "--episodes", str(EPISODES), "--num_envs", "400"]
-    options += ["--n_steps", "1", "--eval_episodes", str(DOORS.evaluated), "--seed", str(seed)]
-    options += ["--positive", "0.2"] if variant == "recap" else []
-    if not weights and variant != "recap":
-        options += ["--base", str(folder / "recap" / "base")]
-    run(["recap", *options])
-    found = curve(run_dir, DOORS.rounds)
-    if not weights:
-        last = run_dir / f"round_{DOORS.rounds}" / "policy"
-        found |= {"asked for bad": success(DOORS, last, "bad"), "positives right": right(run_dir)}
-    return found
+def improve(
+    task: Task, run_dir: Path, config: Path, seed: int, num_envs: int, *options: str
+) -> dict[str, Any]:
+    """Run the rounds of `rl-cli recap`; return the success after each, and if asked for bad."""
+    numbers = {"rounds": task.rounds, "episodes": EPISODES, "eval_episodes": task.evaluated}
+    settings = numbers | {"config": config, "run_dir": run_dir, "seed": seed, "num_envs": num_envs}
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    run(["recap", *words, *options])
+    results = curve(run_dir, task.rounds)
+    if run_dir.name != "awr":
+        results["asked for bad"] = success(task, run_dir / f"round_{task.rounds}" / "policy", "bad")
+    return results
 
 
-def curve(run_dir: Path, rounds: int) -> dict:
+def curve(run_dir: Path, rounds: int) -> dict[str, Any]:
     """Return the results of each round of a finished `rl-cli recap`."""
     done = json.loads((run_dir / "recap.json").read_text())["done"]
     stages = ["base", *(f"round {number}" for number in range(1, rounds + 1))]
-    tests = {one: done[f"{one} evaluation"] for one in stages}
-    found = {one: test["successes"] / test["episodes"] for one, test in tests.items()}
-    found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
-    return found
+    tests = {stage: done[f"{stage} evaluation"] for stage in stages}
+    results = {stage: test["successes"] / test["episodes"] for stage, test in tests.items()}
+    spreads = [done[f"{stage} labels"]["error_over_spread"] for stage in stages[1:]]
+    return results | {"error/spread": spreads}
 
 
 def right(run_dir: Path) -> float:
@@ -143,10 +140,10 @@ def right(run_dir: Path) -> float:
 
 def successes_alone(
     task: Task, config: Path, folder: Path, seed: int, demonstrations: Path | None = None
-) -> dict:
+) -> dict[str, Any]:
     """Clone the successes of all rounds, from the base; demonstrations replace the first round."""
     base = folder / "recap" / "base"
-    env, checkpoint, found = task.make_env(EPISODES), base, {"base": success(task, base)}
+    env, checkpoint, results = task.make_env(EPISODES), base, {"base": success(task, base)}
     dataset = folder / "successes" / "dataset"
     for number in range(1, task.rounds + 1):
         run_dir = folder / "successes" / f"round_{number}"
@@ -171,8 +168,8 @@ def successes_alone(
             options += ["--model.policy.init_args.guidance=1.0"]
             run(["fit", f"--config={config}", *options])
         checkpoint = run_dir
-        found[f"round {number}"] = success(task, checkpoint)
-    return found
+        results[f"round {number}"] = success(task, checkpoint)
+    return results
 
 
 def demonstrate(folder: Path, seed: int) -> Path:
@@ -224,25 +221,25 @@ def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
     return files
 
 
-def on_doors(folder: Path, seed: int, variant: str) -> dict:
+def on_doors(folder: Path, seed: int, variant: str) -> dict[str, Any]:
+    config, run_dir = config_of(folder, seed, variant == "awr"), folder / variant
     if variant == "successes":
-        return successes_alone(DOORS, config_of(folder, seed, False), folder, seed)
-    return rounds(folder, seed, variant)
+        return successes_alone(DOORS, config, folder, seed)
+    options = ["--n_steps", "1"]
+    options += ["--positive", "0.2"] if variant == "recap" else []
+    if variant == "recap_default_share":
+        options += ["--base", str(folder / "recap" / "base")]
+    results = improve(DOORS, run_dir, config, seed, 400, *options)
+    return results if variant == "awr" else results | {"positives right": right(run_dir)}
 
 
-def on_blocks(folder: Path, seed: int, variant: str) -> dict:
+def on_blocks(folder: Path, seed: int, variant: str) -> dict[str, Any]:
     demonstrations = demonstrate(folder, seed)
     policy, value = configs(folder, demonstrations, seed)
     if variant == "successes":
         return successes_alone(BLOCKS, policy, folder, seed, demonstrations)
-    run_dir = folder / "recap"
-    options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
-    options += ["--rounds", str(BLOCKS.rounds), "--episodes", str(EPISODES)]
-    options += ["--num_envs", "200", "--eval_episodes", str(BLOCKS.evaluated)]
-    options += ["--from", str(demonstrations), "--n_steps", "8"]
-    run(["recap", *options, "--seed", str(seed)])
-    last = run_dir / f"round_{BLOCKS.rounds}" / "policy"
-    return curve(run_dir, BLOCKS.rounds) | {"asked for bad": success(BLOCKS, last, "bad")}
+    options = ["--value", str(value), "--from", str(demonstrations), "--n_steps", "8"]
+    return improve(BLOCKS, folder / "recap", policy, seed, 200, *options)
 
 
 def main() -> None:

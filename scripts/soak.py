@@ -7,9 +7,8 @@
 Trains CartPole-v1 with the settings of `configs/ppo.yaml` by the public Python API, with loggers,
 evaluations and checkpoints. About every 100,000 env steps it records: env steps, SPS (env steps
 per second of wall time since the last record, with evaluations and checkpoints), the same per
-second of CPU time, which other load disturbs less, resident memory, threads, open file descriptors,
-and the size of the run directory. `soak.json` is written at each record, so that a crash loses
-little.
+second of CPU time, which other load disturbs less, and resident memory. `soak.json` is written at
+each record, so that a crash loses little.
 
 The warm-up is the first million env steps, or the first tenth of a run shorter than ten million.
 The verdict has two numbers: the slope of resident memory after the warm-up (least squares, MB per
@@ -75,9 +74,6 @@ def main() -> int:
         "sps": ("SPS", ",.0f"),
         "sps_cpu": ("SPS, CPU time", ",.0f"),
         "rss_mb": ("RSS MB", ".1f"),
-        "threads": ("threads", ".0f"),
-        "open_files": ("open files", ".0f"),
-        "run_dir_mb": ("run directory MB", ".2f"),
     }
     shown = np.unique(np.linspace(0, len(recorder.records) - 1, 10).round().astype(int))
     rows = (
@@ -120,14 +116,14 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if pl_module.env_steps - self.last[0] >= self.every:
-            self.record(trainer.run_dir, pl_module.env_steps)
+            self.record(pl_module.env_steps)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A short last stretch is only noise.
         if not self.records or pl_module.env_steps - self.last[0] >= self.every / 2:
-            self.record(trainer.run_dir, pl_module.env_steps)
+            self.record(pl_module.env_steps)
 
-    def record(self, run_dir: Path, env_steps: int) -> None:
+    def record(self, env_steps: int) -> None:
         now = (env_steps, time.perf_counter(), time.process_time())
         steps, wall, cpu = (b - a for a, b in zip(self.last, now, strict=True))
         self.last = now
@@ -138,9 +134,6 @@ class Recorder(Callback):
                 "sps": steps / wall,
                 "sps_cpu": steps / cpu,
                 "rss_mb": resident_mb(),
-                "threads": len(os.listdir("/proc/self/task")),
-                "open_files": len(os.listdir("/proc/self/fd")),
-                "run_dir_mb": size_mb(run_dir),
             }
         )
         self.write()
@@ -155,10 +148,6 @@ class Recorder(Callback):
 def resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def size_mb(directory: Path) -> float:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e6
 
 
 def verdict(records: list[Record], total_env_steps: int) -> dict[str, Any]:
