@@ -128,7 +128,7 @@ def flow(**sizes: int) -> Row:
 
 
 def delayed(env: Any, delay_ms: int, multiple: float, *, steps: int, **settings: Any) -> Row:
-    """Train two envs with a policy and a learner that wait, the learner a multiple of the policy."""
+    """Train two envs with a policy that waits, and a learner that waits a multiple of that."""
     waits = {"delay_ms": delay_ms, "update_seconds": multiple * steps * delay_ms / 1000}
     learner = {"n_epochs": 1, "batch_size": 2 * steps}
     return train(env, num_envs=2, steps=steps, settings=learner, **waits, **settings)

@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
 def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess.Popen[str]:
     """Start one workload on some processes."""
     iterations = 5 if args.quick else 2 * WORKLOADS[workload].iterations
-    command = [sys.executable, str(HERE / "peers" / "lightning_rl_ppo.py"), workload]
+    command = [sys.executable, str(HERE / "peers" / "ours.py"), workload]
     command += ["--processes", str(processes), "--iterations", str(iterations)]
     return subprocess.Popen(
         [*command, "--threads", "1", "--device", args.device],

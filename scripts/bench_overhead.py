@@ -41,10 +41,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "W2": {"env": "Pendulum-v1", "num_envs": 1, "steps": 2048, "n_epochs": 10, "batch_size": 64},
 }
 CLOCKS = ("wall", "cpu")
-COLUMNS = (
-    *("workload", "clock", "bare ms", "Lightning ms", "bare steps/s", "Lightning steps/s"),
-    *("ratio (of each run)", "overhead ms", "of it µs per minibatch", "of it ms outside"),
-)
+COLUMNS = ("workload", "clock", "bare ms", "Lightning ms", "ratio (of each run)")
 LIMIT = 0.05
 """Overhead that `--check` allows, as a share of the bare iteration."""
 
@@ -179,22 +176,15 @@ def now() -> np.ndarray:
 def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> tuple[tuple[str, ...], float]:
     """Return the row of the turns [iterations, M, 2] of all runs on one clock, and the overhead."""
     turns = np.concatenate(runs)
-    settings = WORKLOADS[workload]
-    env_steps = settings["num_envs"] * settings["steps"]
     bare, extra = iteration_seconds(turns[..., 0]), iteration_seconds(turns[..., 1] - turns[..., 0])
-    per_minibatch = np.median(turns[:, 1:, 1] - turns[:, 1:, 0])
     ratios = [
         1 + iteration_seconds(r[..., 1] - r[..., 0]) / iteration_seconds(r[..., 0]) for r in runs
     ]
     row = (
-        f"{workload} {settings['env']}",
+        f"{workload} {WORKLOADS[workload]['env']}",
         clock,
         *(f"{seconds * 1e3:.1f}" for seconds in (bare, bare + extra)),
-        *(f"{env_steps / seconds:,.0f}" for seconds in (bare, bare + extra)),
         f"{1 + extra / bare:.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})",
-        f"{extra * 1e3:.2f}",
-        f"{per_minibatch * 1e6:.0f}",
-        f"{(extra - turns.shape[1] * per_minibatch) * 1e3:.2f}",
     )
     return row, extra / bare
 

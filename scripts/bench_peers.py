@@ -100,7 +100,7 @@ STARTS = {"first start": 1, "second start": 1, "compiling": 1, "peak MB": 0}
 
 def ours(*flags: str, uncompiled: str = "") -> Library:
     workloads = (*ON_POLICY, *W4)
-    return Library(OURS, "lightning_rl_ppo.py", workloads, flags, uncompiled=uncompiled)
+    return Library(OURS, "ours.py", workloads, flags, uncompiled=uncompiled)
 
 
 def floor(flag: str, *workloads: str) -> Library:
@@ -115,17 +115,17 @@ LIBRARIES = {
     "rejax": Library("rejax", "rejax_ppo.py", W4),
     "bare": Library(OURS, "bare.py", ON_POLICY),
     "bare-compiled": Library(OURS, "bare.py", ON_POLICY, ("--compile",)),
-    "stable-baselines3": Library("stable-baselines3", "stable_baselines3_ppo.py", CLASSIC),
+    "stable-baselines3": Library("stable-baselines3", "sb3.py", CLASSIC),
     "rsl_rl": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",)),
     "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), ("--compile",)),
     "skrl": Library("skrl", "skrl_ppo.py", ON_POLICY),
     "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
     "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, ("--compile",)),
     "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
-    "sac": Library(OURS, "lightning_rl_sac.py", OFF_POLICY),
-    "sac-compiled": Library(OURS, "lightning_rl_sac.py", OFF_POLICY, ("--compile",)),
-    "stable-baselines3-sac": Library("stable-baselines3", "stable_baselines3_sac.py", OFF_POLICY),
-    "sbx-sac": Library("sbx", "stable_baselines3_sac.py", OFF_POLICY, ("--jax",)),
+    "sac": Library(OURS, "ours.py", OFF_POLICY),
+    "sac-compiled": Library(OURS, "ours.py", OFF_POLICY, ("--compile",)),
+    "stable-baselines3-sac": Library("stable-baselines3", "sb3.py", OFF_POLICY),
+    "sbx-sac": Library("sbx", "sb3.py", OFF_POLICY, ("--jax",)),
     "floor-env": floor("--env", *ON_POLICY, *OFF_POLICY),
     "floor-unwrapped": floor("--unwrapped", *ON_POLICY, *OFF_POLICY),
     "floor-matmuls": floor("--matmuls", *ALL),

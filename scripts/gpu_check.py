@@ -287,9 +287,10 @@ class Runs:
 def environment() -> dict[str, str]:
     """Return the environment of a check, with the package of this checkout."""
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    paths = os.pathsep.join(str(Path(path).absolute()) for path in (ROOT / "src", ROOT, *given))
+    paths = (str(Path(path).absolute()) for path in (ROOT / "src", ROOT, HERE, *given))
+    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     # One thread each, unless a check sets more, because several run in parallel.
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    return {"OMP_NUM_THREADS": "1", **os.environ, **changed}
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -3,23 +3,23 @@
     export MUJOCO_GL=egl
     python scripts/hil_pick_cube.py record demonstrations/pick_cube
     python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed 1
-    python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
     python scripts/hil_pick_cube.py record demonstrations/pick_cube_pixels --pictures
     python scripts/hil_pick_cube.py train demonstrations/pick_cube_pixels --pictures
+    python scripts/hil_pick_cube.py train demonstrations/pick_cube --data.replay.demonstrations null
 
 With `--pictures` the policy sees the two cameras (`configs/hil_pick_cube_pixels.yaml`), and is
 evaluated after each 5,000 env steps.
 
 `train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations; options of `rl-cli`
-follow its own. Then it plays 50 episodes without help, on unused seeds, with the weights after
-6,000 and after 3,000 env steps. It prints a line of JSON: success, mean length of the successful
-episodes, CPU seconds of the training, the share of steps with interventions, and their number in
-the last 1,000 steps.
+follow its own. The last line above trains without demonstrations; `--data.env.wrappers` with all
+wrappers of the config but the last trains without interventions. Then it plays 50 episodes without
+help, on unused seeds, with the weights after 6,000 and after 3,000 env steps. It prints a line of
+JSON: success, mean length of the successful episodes, CPU seconds of the training, the share of
+steps with interventions, and their number in the last 1,000 steps.
 
 Needs the environment of constraints-robots.txt.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -55,15 +55,11 @@ def main() -> None:
     train_parser.add_argument("demonstrations")
     train_parser.add_argument("--seed", type=int, default=1)
     train_parser.add_argument("--pictures", action="store_true")
-    without = ("interventions", "demonstrations")
-    train_parser.add_argument("--without", nargs="*", choices=without, default=[])
     chosen, rest = parser.parse_known_args()
     if chosen.command == "record":
         record(chosen.path, chosen.pictures)
         return
-    if chosen.pictures and "interventions" in chosen.without:
-        parser.error("--without interventions is for states: remove --pictures")
-    print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen, rest)))
+    print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen.pictures, rest)))
 
 
 def record(path: Path, pictures: bool) -> None:
@@ -100,42 +96,28 @@ def record(path: Path, pictures: bool) -> None:
     print(f"{DEMONSTRATIONS} episodes of {np.mean(lengths):.1f} steps: {path}")
 
 
-def train(
-    demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]
-) -> dict[str, Any]:
+def train(demonstrations: str, seed: int, pictures: bool, options: list[str]) -> dict[str, Any]:
     """Train by rl-cli, and evaluate the policy."""
-    config = f"hil_pick_cube{'_pixels' * chosen.pictures}"
-    name = "-".join([config, *chosen.without, str(seed)])
-    run_dir = Path("outputs") / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    config = f"hil_pick_cube{'_pixels' * pictures}"
+    run_dir = Path("outputs") / f"{config}-{seed}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     fixed = {
         "config": CONFIGS / f"{config}.yaml",
         "seed_everything": seed,
         "trainer.run_dir": run_dir,
         "trainer.limit_val_batches": 0,
-        "trainer.checkpoint_every_n_iterations": 5_000 if chosen.pictures else 3_000,
+        "trainer.checkpoint_every_n_iterations": 5_000 if pictures else 3_000,
         "data.replay.demonstrations": demonstrations,
     }
-    options = [f"--{key}={value}" for key, value in fixed.items()]
-    if "demonstrations" in chosen.without:
-        options.append("--data.replay.demonstrations=null")
-    if "interventions" in chosen.without:
-        options.append("--data.env.wrappers=" + json.dumps(_wrappers_without_help()))
     started = time.process_time()
-    run(["fit", *options, *rest])
+    run(["fit", *(f"--{key}={value}" for key, value in fixed.items()), *options])
     seconds = time.process_time() - started
     checkpoints = run_dir / "checkpoints"
-    found: dict[str, Any] = {"seed": seed, "without": chosen.without, "cpu_seconds": seconds}
+    results: dict[str, Any] = {"seed": seed, "options": options, "cpu_seconds": seconds}
     for path in (checkpoints / "last.ckpt", *sorted(checkpoints.glob("iteration_*.ckpt"))):
         steps = GripperSAC.load_from_checkpoint(path).env_steps
         trained = load_trained(path, trust_code=True)
-        found[f"after_{steps}"] = evaluate(trained.policy, trained.env())
-    return found | interventions(checkpoints / "last.ckpt")
-
-
-def _wrappers_without_help() -> list[Any]:
-    terms = {"terms": {"discrete_penalty": 1.0}}
-    penalty = {"class_path": "lightning_rl.PenaltyTerms", "init_args": terms}
-    return [{"class_path": "lightning_rl.PickCube"}, penalty]
+        results[f"after_{steps}"] = evaluate(trained.policy, trained.env())
+    return results | interventions(checkpoints / "last.ckpt")
 
 
 def interventions(checkpoint: Path) -> dict[str, float]:
@@ -158,7 +140,7 @@ def evaluate(policy: Any, env: Any) -> dict[str, float]:
     seeds = range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + EPISODES)
     played = [run_episodes(policy, env, [seed], deterministic=True)[0] for seed in seeds]
     env.close()
-    lengths = [one["length"] for one in played if one["success"]]
+    lengths = [episode["length"] for episode in played if episode["success"]]
     return {
         "success": len(lengths) / EPISODES,
         "steps_of_a_success": float(np.mean(lengths)) if lengths else float("nan"),

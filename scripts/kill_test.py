@@ -18,6 +18,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import seed_everything
@@ -34,7 +35,7 @@ from lightning_rl import (
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import read_checkpoint
-from scripting import table
+from scripting import QUIET, table
 
 COMPARED = ("state_dict", "optimizer_states", "lightning_rl", "global_step", "loops")
 """Parts of a checkpoint that must be equal, next to the state of the data module."""
@@ -56,22 +57,21 @@ def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None
         num_eval_episodes=1,
         replay=partial(ReplayBuffer, capacity=CAPACITY) if off_policy else None,
     )
-    spaces, sizes = (data.observation_space, data.action_space), (128, 128)
+    spaces = data.observation_space, data.action_space
+    network: dict[str, Any] = {"hidden_sizes": (128, 128), "normalize_observation": True}
     model: SAC | PPO
     if off_policy:
-        policy = SquashedActorCritic(*spaces, sizes, normalize_observation=True)
-        model = SAC(policy, batch_size=16, random_env_steps=48, updates_per_env_step=0.25)
+        settings = {"random_env_steps": 48, "updates_per_env_step": 0.25}
+        model = SAC(SquashedActorCritic(*spaces, **network), batch_size=16, **settings)
     else:
-        actor = ActorCritic(*spaces, sizes, normalize_observation=True)
+        actor = ActorCritic(*spaces, **network)
         model = PPO(actor, n_epochs=1, batch_size=16, normalize_reward=True)
     trainer = RLTrainer(
         run_dir=str(run_dir),
-        logger=False,
-        enable_progress_bar=False,
         accelerator="cpu",
-        limit_val_batches=0,
         checkpoint_every_n_iterations=5,
         keep_checkpoints=2,
+        **QUIET | {"enable_checkpointing": True},
     )
     trainer.fit(model, data, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 

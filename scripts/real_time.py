@@ -171,7 +171,7 @@ class Catch(Flight):
         return TensorDict(state, [len(uniform)], device=self.device)
 
     def features(self, state: TensorDict) -> Tensor:
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return torch.cat((2 * way, 2 * speed, state["speed"], 2 * state["ball"][:, 1:]), 1)
 
     def transition(self, state: TensorDict, action: Tensor) -> Any:
@@ -183,20 +183,25 @@ class Catch(Flight):
         speed[:, 1] = torch.where(beyond, -speed[:, 1].abs() * ball[:, 1].sign(), speed[:, 1])
         moved.update({"ball": ball, "speed": speed})
         before, after = (self.gap(each) for each in (state, moved))
-        distance = (ball - moved["position"]).norm(dim=1)
-        success = (distance < 0.08) & ((speed - moved["velocity"]).norm(dim=1) < 0.25)
+        way, gap = self.offset(moved)
+        success = (way.norm(dim=1) < 0.08) & (gap.norm(dim=1) < 0.25)
         lost = (ball[:, 0] < -1.5) | (moved["position"].abs() > 2.0).any(1)
         reward = before - after + success.float() - lost.float()
         return moved, reward, success | lost, {"success": success, "fail": lost}
 
     def gap(self, state: TensorDict) -> Tensor:
         """Return the distance in m plus .2 s times the difference of velocities, [M]."""
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return way.norm(dim=1) + 0.2 * speed.norm(dim=1)
 
     def expert(self, state: TensorDict) -> Tensor:
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return (6.0 * way + 3.0 * speed).clamp(-1.0, 1.0)
+
+    @staticmethod
+    def offset(state: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return the ball's position and velocity relative to the point, [M, 2] each."""
+        return state["ball"] - state["position"], state["speed"] - state["velocity"]
 
 
 TASKS: dict[str, type[Flight]] = {"detour": Detour, "catch": Catch}

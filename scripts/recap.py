@@ -51,30 +51,7 @@ SIZE, DEMONSTRATIONS = 32, 2_000
 HESITATION, WRONG = 8, 0.7
 ENV = {"size": SIZE, "instructions": [0]}
 BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400, 3)
-VALUE = """
-model:
-  class_path: ValueFit
-  init_args:
-    policy:
-      class_path: ActorOnly
-      init_args:
-        hidden_sizes: [64]
-        activation: relu
-        encoder:
-          class_path: BackboneEncoder
-          init_args:
-            backbone: {class_path: TinyVLA, init_args: {channels: [8, 16, 16], hidden_size: 64}}
-    learning_rate: 3.0e-3
-    lr_schedule: linear
-    batch_size: 64
-data:
-  env: {class_path: ReturnFramesEnv, init_args: {bins: 51}}
-  num_envs: 64
-  buffer_size: 10
-  total_env_steps: 64_000
-  iterations_per_epoch: 40
-trainer: {accelerator: cpu, logger: false}
-"""
+VALUE = Path(__file__).with_name("recap_value.yaml")
 
 
 def config_of(folder: Path, seed: int, weights: bool) -> Path:
@@ -156,19 +133,14 @@ def successes_alone(
                 first = seed * 10**6 + number * 10**4
                 seeds, size = range(first, first + EPISODES), task.chunk_size
                 episodes = play_policy(env, policy, seeds, task.max_steps, chunk_size=size)
-            spaces = (env.single_observation_space, env.single_action_space)
-            writer = EpisodeWriter(dataset, *spaces, env.render_fps, pictures="png")
-            for episode in episodes:
-                if episode.success:
-                    writer.write(episode)
-            writer.finalise()
+            write(dataset, env, (episode for episode in episodes if episode.success))
             options = [f"--data.collector.path={dataset}", "--data.collector.episodes=null"]
             options += [f"--trainer.init_from={base}", f"--trainer.run_dir={run_dir}"]
             options += ["--model.policy.init_args.condition=absent"]
             options += ["--model.policy.init_args.guidance=1.0"]
             run(["fit", f"--config={config}", *options])
         checkpoint = run_dir
-        results[f"round {number}"] = success(task, checkpoint)
+        results[f"round {number}"] = success(task, run_dir)
     return results
 
 
@@ -189,21 +161,24 @@ def demonstrate(folder: Path, seed: int) -> Path:
         other = (state["task"] + 2) % 4  # the other block, to the same side
         return env.expert(state.set("task", torch.where(wrong, other, state["task"])))
 
-    spaces = (env.single_observation_space, env.single_action_space)
     unfinished = path.with_suffix(".part")
     shutil.rmtree(unfinished, ignore_errors=True)
-    writer = EpisodeWriter(unfinished, *spaces, env.render_fps, pictures="png")
-    first = seed * 10**6
-    for episode in play_side_by_side(
-        env, choose, range(first, first + DEMONSTRATIONS), BLOCKS.max_steps
-    ):
-        writer.write(episode)
-    writer.finalise()
+    seeds = range(seed * 10**6, seed * 10**6 + DEMONSTRATIONS)
+    write(unfinished, env, play_side_by_side(env, choose, seeds, BLOCKS.max_steps))
     return unfinished.rename(path)
 
 
-def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
-    """Write the configs of policy and value."""
+def write(path: Path, env: VectorEnv, episodes: Iterable[Episode]) -> None:
+    """Write episodes as a dataset, or add them to one."""
+    spaces = (env.single_observation_space, env.single_action_space)
+    writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
+    for episode in episodes:
+        writer.write(episode)
+    writer.finalise()
+
+
+def config_of_blocks(folder: Path, demonstrations: Path, seed: int) -> Path:
+    """Write the config of the policy."""
     config = yaml.safe_load((CONFIGS / "vla_flow_bc.yaml").read_text())
     config["seed_everything"] = seed
     inner = config["model"]["init_args"]["policy"]
@@ -215,10 +190,9 @@ def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
     config["data"]["env"]["init_args"]["env"] = {"class_path": "PushBlocks", "init_args": ENV}
     config["data"]["collector"]["init_args"] = {"path": str(demonstrations)}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
-    files = folder / "policy.yaml", folder / "value.yaml"
-    for file, content in zip(files, (config, yaml.safe_load(VALUE)), strict=True):
-        file.write_text(yaml.safe_dump(content))
-    return files
+    file = folder / "policy.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
 
 
 def on_doors(folder: Path, seed: int, variant: str) -> dict[str, Any]:
@@ -235,10 +209,10 @@ def on_doors(folder: Path, seed: int, variant: str) -> dict[str, Any]:
 
 def on_blocks(folder: Path, seed: int, variant: str) -> dict[str, Any]:
     demonstrations = demonstrate(folder, seed)
-    policy, value = configs(folder, demonstrations, seed)
+    policy = config_of_blocks(folder, demonstrations, seed)
     if variant == "successes":
         return successes_alone(BLOCKS, policy, folder, seed, demonstrations)
-    options = ["--value", str(value), "--from", str(demonstrations), "--n_steps", "8"]
+    options = ["--value", str(VALUE), "--from", str(demonstrations), "--n_steps", "8"]
     return improve(BLOCKS, folder / "recap", policy, seed, 200, *options)
 
 

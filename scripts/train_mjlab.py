@@ -4,8 +4,8 @@
 
 mjlab pins other versions of MuJoCo and rsl_rl than this package. So the first run makes a virtual
 environment in the directory, and installs mjlab 1.6.0 and this package there (2 GB; --install names
-packages to install before them, such as a torch for the CPU alone). The script writes the config
-and the function that makes the simulator next to it, and runs `rl-cli`.
+packages to install before them, such as a torch for the CPU alone). The script writes the
+function that makes the simulator next to it, and runs `rl-cli` with mjlab.yaml.
 """
 
 import subprocess
@@ -49,26 +49,7 @@ def push(env, size=0.5):
     velocity[:] += (env.uniform(velocity.shape[1]) * 2 - 1) * size * env.rows[:, None]
 '''
 
-CONFIG = """model:
-  class_path: PPO
-  init_args:
-    policy: {class_path: ActorCritic, init_args: {actor_keys: [actor], critic_keys: [critic]}}
-    learning_rate: 1.0e-3
-    n_epochs: 5
-    batch_size: 2048
-data:
-  env:
-    class_path: TensorSimulator
-    init_args: {make: my_mjlab.make, resets: by_index, report: my_mjlab.report}
-  num_envs: 64
-  buffer_size: 64
-  num_eval_episodes: 16
-  iterations_per_epoch: 5
-  max_eval_episode_steps: 500
-  events:
-    push: {term: my_mjlab.push, mode: interval, every_s: [2.0, 4.0], params: {size: 0.1}}
-seed_everything: 1
-"""
+CONFIG = Path(__file__).with_name("mjlab.yaml")
 
 
 def main() -> None:
@@ -81,9 +62,8 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     python = _environment(directory / "environment", arguments.install)
     (directory / "my_mjlab.py").write_text(MAKE)
-    (directory / "mjlab.yaml").write_text(CONFIG)
     began = time.perf_counter()
-    command = [python, "-m", "lightning_rl", "fit", "--config", "mjlab.yaml"]
+    command = [python, "-m", "lightning_rl", "fit", "--config", CONFIG.absolute()]
     command += ["--data.total_env_steps", str(arguments.env_steps)]
     subprocess.run(command, cwd=directory, check=True)
     seconds = time.perf_counter() - began

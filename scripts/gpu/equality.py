@@ -1,11 +1,9 @@
 """Runs that must end alike: compiled and eager, in the background and in turns, resumed and not."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,13 +12,10 @@ from findings import Findings
 from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
+import bench_tasks
 from lightning_rl import GRPO, PPO, AsyncCollector, CartPole, PointMass, PushCube
 from lightning_rl.compiled import cuda_graphs, graphs
 from lightning_rl.extensions.tasks.base import Task
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import bench_tasks
 
 TOLERANCE = 1e-5
 """Between two ways to compute the same in float32; a device may sum in any order."""

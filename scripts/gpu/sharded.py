@@ -25,6 +25,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.system.sharded import local, whole_state
+from scripting import QUIET
 
 TOLERANCE = 1e-5
 """Between the weights of both after three iterations."""
@@ -96,9 +97,7 @@ def _train(
         devices=int(os.environ["WORLD_SIZE"]),
         precision="bf16-mixed" if strategy == "bf16" else "32-true",
         max_epochs=1,
-        limit_val_batches=0,
-        logger=False,
-        enable_progress_bar=False,
+        **QUIET | {"enable_checkpointing": True},
     )
     trainer.fit(module, data)
     states = [x for state in trainer.optimizers[0].state.values() for x in state.values()]

@@ -9,13 +9,11 @@ from typing import Any
 
 from findings import Findings
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import bench_tasks
 
 PEERS = Path(__file__).resolve().parents[1] / "peers"
 OURS, THEIRS = "lightning_rl", "RSL-RL"
-SCRIPTS = {OURS: "lightning_rl_ppo.py", THEIRS: "rsl_rl_ppo.py"}
+SCRIPTS = {OURS: "ours.py", THEIRS: "rsl_rl_ppo.py"}
 NUM_ENVS = (4096, 16384)
 TIMEOUT = 120.0
 """Seconds that one run may take."""

@@ -112,7 +112,7 @@ def parse(workloads: tuple[str, ...], *flags: str, torch: bool = True) -> Run:
     parser.add_argument("--threads", type=int, help="of torch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--processes", type=int, default=1, help="of lightning_rl's PPO")
+    parser.add_argument("--processes", type=int, default=1, help="of lightning_rl alone")
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
     args = parser.parse_args()

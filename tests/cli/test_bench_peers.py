@@ -100,7 +100,7 @@ print(json.dumps({"sps": 1.0, "filled": filled}))
 
 def test_graphs_are_compiled_anew_in_the_first_repeat_alone(bench, tmp_path, monkeypatch):
     (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "lightning_rl_ppo.py").write_text(RUNNER)
+    (tmp_path / "peers" / "ours.py").write_text(RUNNER)
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     pythons = {bench.OURS: Path(sys.executable)}
@@ -132,7 +132,7 @@ def test_a_block_of_iterations_is_shared_out_to_them_and_what_was_before_is_not(
 
 
 def test_our_runner_trains_in_envs_of_the_framework(common):
-    script = SCRIPTS / "peers" / "lightning_rl_ppo.py"
+    script = SCRIPTS / "peers" / "ours.py"
     done = run_script("W4-8", "--warmup", "1", "--iterations", "1", program=script)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])

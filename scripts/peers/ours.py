@@ -1,4 +1,4 @@
-"""Time lightning_rl's PPO.
+"""Time lightning_rl's PPO and SAC.
 
 `--plain` leaves out what it does for speed on some machines alone (`trainer.machine`), and takes
 denormal numbers as they are. The row says under `computing` which ways the run took.
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import ON_POLICY, W4, Clock, Run, parse
+from common import OFF_POLICY, ON_POLICY, SAC_LEARNING_STARTS, W4, Clock, Run, parse
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
@@ -21,12 +21,14 @@ from torch import Tensor
 
 from lightning_rl import (
     PPO,
+    SAC,
     ActorCritic,
-    Algorithm,
     CartPole,
     GymnasiumEnv,
+    ReplayBuffer,
     RLDataModule,
     RLTrainer,
+    SquashedActorCritic,
 )
 from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.system import ranks
@@ -79,7 +81,7 @@ class Timestamps(Callback):
         self.clock.end_iteration()
 
 
-def data_of(run: Run, **settings: Any) -> RLDataModule:
+def data_of(run: Run) -> RLDataModule:
     """Return the data module of a workload."""
     work = run.workload
     if work.env in IN_TORCH:
@@ -92,12 +94,54 @@ def data_of(run: Run, **settings: Any) -> RLDataModule:
         buffer_size=work.steps,
         total_env_steps=run.total * work.env_steps * run.processes,
         iterations_per_epoch=run.total,
-        **settings,
+        replay=partial(ReplayBuffer, capacity=1_000_000) if run.name in OFF_POLICY else None,
     )
 
 
-def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModule) -> None:
-    """Train by the ways that the command line asks for; rank 0 prints the row."""
+def ppo_of(run: Run, *spaces: Any) -> PPO:
+    work = run.workload
+    policy = ActorCritic(
+        *spaces,
+        work.hidden,
+        activation=work.activation,
+        normalize_observation=work.normalize,
+    )
+    return PPO(
+        policy,
+        learning_rate=work.learning_rate,
+        n_epochs=work.epochs,
+        batch_size=work.batch_size,
+        gamma=work.gamma,
+        gae_lambda=work.gae_lambda,
+        clip_coef=work.clip,
+        ent_coef=work.ent_coef,
+        vf_coef=work.vf_coef,
+        max_grad_norm=work.max_grad_norm,
+        normalize_reward=work.normalize,
+        compile=run.flags.compile,
+    )
+
+
+def sac_of(run: Run, *spaces: Any) -> SAC:
+    work = run.workload
+    return SAC(
+        SquashedActorCritic(*spaces, work.hidden, activation=work.activation),
+        learning_rate=work.learning_rate,
+        batch_size=work.replay_batch_size,
+        gamma=work.gamma,
+        updates_per_env_step=work.updates / work.env_steps,
+        random_env_steps=SAC_LEARNING_STARTS,
+        compile=run.flags.compile,
+    )
+
+
+def main() -> None:
+    run = parse((*ON_POLICY, *W4, *OFF_POLICY), "compile", "plain")
+    clock = Clock(run)
+    seed_everything(run.seed, verbose=False)
+    data = data_of(run)
+    algorithm = sac_of if run.name in OFF_POLICY else ppo_of
+    model = algorithm(run, data.observation_space, data.action_space)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLTrainer(
             num_threads=run.workload.threads,
@@ -120,35 +164,6 @@ def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModul
     name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
     name += ", without what is about the machine" if run.flags.plain else ""
     clock.report(name, "lightning-rl", computing=computing)
-
-
-def main() -> None:
-    run = parse((*ON_POLICY, *W4), "compile", "plain")
-    work, clock = run.workload, Clock(run)
-    seed_everything(run.seed, verbose=False)
-    data = data_of(run)
-    policy = ActorCritic(
-        data.observation_space,
-        data.action_space,
-        work.hidden,
-        activation=work.activation,
-        normalize_observation=work.normalize,
-    )
-    model = PPO(
-        policy,
-        learning_rate=work.learning_rate,
-        n_epochs=work.epochs,
-        batch_size=work.batch_size,
-        gamma=work.gamma,
-        gae_lambda=work.gae_lambda,
-        clip_coef=work.clip,
-        ent_coef=work.ent_coef,
-        vf_coef=work.vf_coef,
-        max_grad_norm=work.max_grad_norm,
-        normalize_reward=work.normalize,
-        compile=run.flags.compile,
-    )
-    train_and_report(run, clock, model, data)
 
 
 if __name__ == "__main__":
