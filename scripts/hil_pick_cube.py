@@ -14,8 +14,7 @@ evaluated after each 5,000 env steps.
 follow its own. The last line above trains without demonstrations; `--data.env.wrappers` with all
 wrappers of the config but the last trains without interventions. Then it plays 50 episodes without
 help, on unused seeds, with the weights after 6,000 and after 3,000 env steps. It prints a line of
-JSON: success, mean length of the successful episodes, CPU seconds of the training, the share of
-steps with interventions, and their number in the last 1,000 steps.
+JSON: success, mean length of the successful episodes, and CPU seconds of the training.
 
 Needs the environment of constraints-robots.txt.
 """
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from lightning_rl import (
     GripperSAC,
@@ -117,21 +115,7 @@ def train(demonstrations: str, seed: int, pictures: bool, options: list[str]) ->
         steps = GripperSAC.load_from_checkpoint(path).env_steps
         trained = load_trained(path, trust_code=True)
         results[f"after_{steps}"] = evaluate(trained.policy, trained.env())
-    return results | interventions(checkpoints / "last.ckpt")
-
-
-def interventions(checkpoint: Path) -> dict[str, float]:
-    """Return the share of steps with interventions, and their number at the run's end."""
-    from lightning_rl.buffers.replay_files import parts_of, read_part
-    from lightning_rl.checkpoints.format import read_checkpoint
-
-    state = read_checkpoint(checkpoint)["RLDataModule"]["replays"][0]["online"]
-    parts = [read_part(checkpoint.parent / "replay", part) for part in parts_of(state)]
-    if ("intervened",) not in parts[0]:
-        return {"intervened": 0.0, "intervened_in_the_last_1000": 0}
-    taken = torch.cat([part["intervened",] for part in parts]).float()
-    last = int(taken[-1000:].sum())
-    return {"intervened": taken.mean().item(), "intervened_in_the_last_1000": last}
+    return results
 
 
 def evaluate(policy: Any, env: Any) -> dict[str, float]:

@@ -15,13 +15,12 @@ both; LeRobot's default, TorchCodec, needs FFmpeg's libraries in the system.
 import json
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
-import venv
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -39,7 +38,11 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.extensions.datasets.label import label_dataset
-from scripting import QUIET, parser_of
+from scripting import QUIET, interpreter_in, parser_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.envs import ScriptedEnv
 
 PACKAGES = (
     "lerobot==0.4.4",
@@ -169,15 +172,11 @@ globals()[sys.argv[1]](*sys.argv[2:])
 
 
 def environment(path: Path) -> Path:
-    """Make the virtual environment if it is missing; return its interpreter."""
-    python = path / "bin" / "python"
-    if not python.exists():
-        venv.create(path, with_pip=True)
-        (site,) = path.glob("lib/python*/site-packages")
-        # After its own packages, which may have older versions.
-        (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES]
-        subprocess.run(command, check=True)
+    """Make the virtual environment; return its interpreter."""
+    python = interpreter_in(path, ["--no-deps", *PACKAGES])
+    (site,) = path.glob("lib/python*/site-packages")
+    # After its own packages, which may have older versions.
+    (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
     return python
 
 
@@ -327,24 +326,11 @@ def copied(source: Path, path: Path, pictures: str) -> Path:
     return path
 
 
-class Still(gymnasium.Env):
-    """An env with the spaces of the datasets; the policy ignores its pictures."""
-
-    observation_space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
-    action_space = ACTION
-    metadata: ClassVar = {"render_fps": FPS, "render_modes": []}
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        return {"agent_pos": np.zeros(3, np.float32)}, {}
-
-    def step(self, action: np.ndarray) -> tuple:
-        return {"agent_pos": np.zeros(3, np.float32)}, 0.0, False, True, {}
-
-
 def train(path: Path) -> None:
     """Clone the episodes of a dataset, for an iteration."""
-    if "Still-v0" not in gymnasium.registry:
-        gymnasium.register("Still-v0", Still)
+    space = Dict({"agent_pos": OBSERVATION["agent_pos"]})  # the policy ignores the pictures
+    still = partial(ScriptedEnv, space, ACTION, truncated=True, metadata={"render_fps": FPS})
+    gymnasium.register("Still-v0", still)
     data = RLDataModule(
         partial(GymnasiumEnv, id="Still-v0"),
         collector=partial(DatasetCollector, path=str(path)),

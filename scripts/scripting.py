@@ -1,7 +1,9 @@
-"""What scripts share: the command line, quiet trainers, tables. It needs nothing but Python."""
+"""What scripts share, with nothing but Python: command lines, environments, trainers, tables."""
 
 import argparse
 import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,21 @@ def parser_of(docstring: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def interpreter_in(folder: Path, *installs: Sequence[str]) -> Path:
+    """Return the interpreter of a virtual environment, which is made if it is missing.
+
+    Args:
+        folder: of the environment.
+        installs: arguments of each `pip install`.
+    """
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        for arguments in installs:
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *arguments], check=True)
+    return python
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

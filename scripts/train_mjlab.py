@@ -9,13 +9,13 @@ function that makes the simulator next to it, and runs `rl-cli` with mjlab.yaml.
 """
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from scripting import parser_of
+from scripting import interpreter_in, parser_of
 
 MJLAB = "mjlab==1.6.0"
+ROOT = str(Path(__file__).parents[1])
 
 MAKE = '''"""Make a task of mjlab; see docs/simulators.md."""
 
@@ -60,7 +60,10 @@ def main() -> None:
     arguments = parser.parse_args()
     directory = arguments.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    python = _environment(directory / "environment", arguments.install)
+    installs = [packages for packages in (arguments.install, [MJLAB, "-e", ROOT]) if packages]
+    python = interpreter_in(directory / "environment", *installs)
+    # It comes with mjlab, is not needed, and breaks next to a torch of another build.
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "-y", "torchvision"], check=True)
     (directory / "my_mjlab.py").write_text(MAKE)
     began = time.perf_counter()
     command = [python, "-m", "lightning_rl", "fit", "--config", CONFIG.absolute()]
@@ -68,20 +71,6 @@ def main() -> None:
     subprocess.run(command, cwd=directory, check=True)
     seconds = time.perf_counter() - began
     print(f"{arguments.env_steps:,} env steps in {seconds:.0f} s, with the start")
-
-
-def _environment(folder: Path, first: list[str]) -> Path:
-    """Return the interpreter of an environment with mjlab, which is made if it is not there."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [python, "-m", "pip"]
-        for packages in (first, [MJLAB, "-e", str(Path(__file__).parents[1])]):
-            if packages:
-                subprocess.run([*pip, "install", "--quiet", *packages], check=True)
-        # It comes with mjlab, is not needed, and breaks next to a torch of another build.
-        subprocess.run([*pip, "uninstall", "--quiet", "-y", "torchvision"], check=True)
-    return python
 
 
 if __name__ == "__main__":

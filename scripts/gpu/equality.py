@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from findings import Findings
 from torch import Tensor
-from training import Watch, difference, said, state_of, train
+from training import Watch, difference, state_of, train
 
 import bench_tasks
 from lightning_rl import GRPO, PPO, AsyncCollector, CartPole, PointMass, PushCube
@@ -160,10 +160,7 @@ def collector(lag: int) -> Callable[..., AsyncCollector]:
 
 def _judge_equal(findings: Findings, name: str, gap: float) -> None:
     """Ask for the same bits on a CPU; a GPU may add in another order each time."""
-    bar, most = "equal bit for bit", 0.0
-    if findings.device == "cuda":
-        bar, most = f"{bar}, or differs by at most {TOLERANCE:g}", TOLERANCE
-    findings.add(name, gap <= most, said(gap), bar, difference=gap)
+    findings.compare(name, gap, 0.0 if findings.device == "cpu" else TOLERANCE)
 
 
 def _with_lag(findings: Findings) -> None:

@@ -45,6 +45,12 @@ class Findings:
         self._since = now
         self.save()
 
+    def compare(self, name: str, gap: float, most: float = 0.0) -> None:
+        """Add a row for the largest difference between two results, which may be `most`."""
+        figure = f"differs by {gap:.2g}" if gap else "equal bit for bit"
+        bar = f"differs by at most {most:g}" if most else "equal bit for bit"
+        self.add(name, gap <= most, figure, bar, difference=gap)
+
     def save(self) -> None:
         content = json.dumps({"rows": self.rows, "memory": self.memory}, indent=1)
         unfinished = self.directory / "findings.json.new"

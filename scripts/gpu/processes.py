@@ -20,7 +20,7 @@ import torch
 from findings import Findings
 from lightning.pytorch.strategies import DDPStrategy
 from tensordict import TensorDict
-from training import Watch, difference, said, state_of, train
+from training import Watch, difference, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube
 from lightning_rl.buffers.segments import rollout_from, rollout_state
@@ -143,22 +143,20 @@ def _compare(
     findings: Findings,
     title: str,
     alone: dict[str, dict[str, torch.Tensor]],
-    found: list[dict[str, Any]],
+    ranks_left: list[dict[str, Any]],
 ) -> None:
     """Compare the ranks with each other, and those with rollouts of all envs with one process."""
-    backend = found[0]["backend"]
-    states = [rank["states"] for rank in found]
+    backend = ranks_left[0]["backend"]
+    states = [rank["states"] for rank in ranks_left]
     if len(states) > 1:
         gap = max(difference(states[0][name], states[1][name]) for name in states[0])
-        bar = "equal bit for bit"
-        findings.add(f"{title}, {backend}: the ranks", gap == 0, said(gap), bar, difference=gap)
+        findings.compare(f"{title}, {backend}: the ranks", gap)
     for name, state in states[0].items():
         if name == "own envs" and len(states) > 1:
             continue
         expected = {key: value for key, value in alone[name].items() if key in state}
-        gap, bar = difference(expected, state), f"differs by at most {TOLERANCE:g}"
-        title_of = f"{title}, {backend}: {name}, to one process"
-        findings.add(title_of, gap <= TOLERANCE, said(gap), bar, difference=gap)
+        gap = difference(expected, state)
+        findings.compare(f"{title}, {backend}: {name}, to one process", gap, TOLERANCE)
 
 
 def work() -> None:

@@ -12,7 +12,7 @@ import torch
 from findings import Findings
 from lightning.pytorch import seed_everything
 from processes import end_with_launcher, launch
-from training import accelerator, difference, said
+from training import accelerator, difference
 
 from lightning_rl import (
     GRPO,
@@ -34,19 +34,18 @@ TOLERANCE = 1e-5
 def in_shards(findings: Findings) -> None:
     """Compare `fsdp` with `ddp`, on two devices if there are two."""
     world = 2 if findings.device == "cpu" or torch.cuda.device_count() > 1 else 1
-    found = [_ranks(findings, strategy, world) for strategy in ("ddp", "fsdp", "sharded", "bf16")]
-    plain, *others = found
+    strategies = ("ddp", "fsdp", "sharded", "bf16")
+    plain, *others = (_ranks(findings, strategy, world) for strategy in strategies)
     for name, ranks in zip(("fsdp", "acting sharded"), others, strict=False):
         for algorithm, state in ranks[0]["states"].items():
             gap = difference(plain[0]["states"][algorithm], state)
-            bar = f"differs by at most {TOLERANCE:g}"
             title = f"{world} ranks, {ranks[0]['backend']}: {algorithm}, {name}, to ddp"
-            findings.add(title, gap <= TOLERANCE, said(gap), bar, difference=gap)
+            findings.compare(title, gap, TOLERANCE)
         share = ranks[0]["kept"] / plain[0]["kept"]
         bar = f"at most {0.1 + 1 / world:.2f}"
         findings.add(f"{name}: kept bytes, to ddp", share <= 0.1 + 1 / world, f"{share:.2f}", bar)
     gap = difference(plain[0]["states"]["PPO"], others[2][0]["states"]["PPO"])
-    findings.add("bf16-mixed, fsdp, to float32", gap <= 0.1, said(gap), "at most .1")
+    findings.compare("bf16-mixed, fsdp, to float32", gap, 0.1)
 
 
 def _ranks(findings: Findings, strategy: str, world: int) -> list[dict[str, Any]]:

@@ -199,8 +199,3 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         gap = (value.double() - other[key].double()).abs().max().item() if value.numel() else 0.0
         largest = max(largest, math.inf if math.isnan(gap) else gap)
     return largest
-
-
-def said(gap: float) -> str:
-    """Write a difference so that one sees whether it is none at all."""
-    return "equal bit for bit" if gap == 0 else f"differs by {gap:.2g}"

@@ -214,13 +214,10 @@ class Clock:
         row = {
             "library": library,
             "version": version_of(package or "torch"),
-            "workload": run.name,
-            "num_envs": work.num_envs,
             "device": run.device,
             "threads": work.threads,
             "seed": run.seed,
             "env_steps": env_steps,
-            "seconds": seconds,
             "sps": env_steps / seconds,
             "steps_per_cpu_second": env_steps / cpu,
             "collect_seconds": median("collect"),
