@@ -11,9 +11,9 @@ Both alternate in one process, minibatch by minibatch, so that a busy machine sl
 iteration (one rollout and its update) of M minibatches has M turns. The first turn lasts from the
 last minibatch of the previous iteration to the first one of this iteration: counters, callbacks,
 logger, rollout, values and advantages. The time of an iteration is the median of the first turns +
-(M - 1) * the median of the others; its overhead is the same of the differences, turn by turn. There
-are two clocks: wall time, and the CPU time of the process with all its threads, which other
-processes disturb less. Both loops must end with the same parameters, bit for bit.
+(M - 1) * the median of the others; its overhead is the same of the differences, turn by turn. The
+clock is the CPU time of the process with all its threads, which other processes disturb less than
+wall time. Both loops must end with the same parameters, bit for bit.
 
 Exit status 1 with `--check` if the overhead of a workload exceeds 5 % in CPU time.
 """
@@ -40,8 +40,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"env": "CartPole-v1", "num_envs": 8, "steps": 128, "n_epochs": 4, "batch_size": 256},
     "W2": {"env": "Pendulum-v1", "num_envs": 1, "steps": 2048, "n_epochs": 10, "batch_size": 64},
 }
-CLOCKS = ("wall", "cpu")
-COLUMNS = ("workload", "clock", "bare ms", "Lightning ms", "ratio (of each run)")
+COLUMNS = ("workload", "bare ms", "Lightning ms", "ratio (of each run)")
 LIMIT = 0.05
 """Overhead that `--check` allows, as a share of the bare iteration."""
 
@@ -60,16 +59,15 @@ def main() -> int:
     for name in args.workloads:
         seeds = range(1, args.repeats + 1)
         runs = [race(WORKLOADS[name], args.warmup, args.iterations, seed) for seed in seeds]
-        for i, clock in enumerate(CLOCKS):
-            row, overhead = summarize(name, clock, [run[..., i] for run in runs])
-            rows.append(row)
-            overheads += [overhead] if clock == "cpu" else []
+        row, overhead = summarize(name, runs)
+        rows.append(row)
+        overheads.append(overhead)
     print("\n".join(table(COLUMNS, rows)))
     return int(args.check and max(overheads) > LIMIT)
 
 
 def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> np.ndarray:
-    """Train bare and with Lightning from one seed; return seconds [iterations, M, 2, clocks].
+    """Train bare and with Lightning from one seed; return CPU seconds [iterations, M, 2].
 
     Raises:
         AssertionError: if their parameters differ at the end.
@@ -89,7 +87,7 @@ def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> n
         assert torch.equal(a, b), "The two loops did not do the same: their parameters differ."
         assert not torch.equal(a, c), "A parameter was not trained."
     both = np.stack([model.opponents_turns, model.turns], axis=1)
-    return both.reshape(total, -1, *both.shape[1:])[warmup:]
+    return both.reshape(total, -1, 2)[warmup:]
 
 
 def make_run(
@@ -146,9 +144,9 @@ class TurnTakingPPO(PPO):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self.turns: list[np.ndarray] = []
-        self.opponents_turns: list[np.ndarray] = []
-        self.began = now()
+        self.turns: list[float] = []
+        self.opponents_turns: list[float] = []
+        self.began = time.process_time()
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # TensorBoard writes in its own thread, which must not slow the opponent.
@@ -158,23 +156,19 @@ class TurnTakingPPO(PPO):
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
         for minibatch in super().minibatches(rollout, keys):
             yield minibatch
-            self.turns.append(now() - self.began)
+            self.turns.append(time.process_time() - self.began)
             if len(self.turns) % 2 == 1:
                 self.opponents_turns += [self.watch_opponent(), self.watch_opponent()]
-            self.began = now()
+            self.began = time.process_time()
 
-    def watch_opponent(self) -> np.ndarray:
-        began = now()
+    def watch_opponent(self) -> float:
+        began = time.process_time()
         next(self.opponent)
-        return now() - began
+        return time.process_time() - began
 
 
-def now() -> np.ndarray:
-    return np.array((time.perf_counter(), time.process_time()))
-
-
-def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> tuple[tuple[str, ...], float]:
-    """Return the row of the turns [iterations, M, 2] of all runs on one clock, and the overhead."""
+def summarize(workload: str, runs: list[np.ndarray]) -> tuple[tuple[str, ...], float]:
+    """Return the row of the turns [iterations, M, 2] of all runs, and the overhead."""
     turns = np.concatenate(runs)
     bare, extra = iteration_seconds(turns[..., 0]), iteration_seconds(turns[..., 1] - turns[..., 0])
     ratios = [
@@ -182,7 +176,6 @@ def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> tuple[tuple[
     ]
     row = (
         f"{workload} {WORKLOADS[workload]['env']}",
-        clock,
         *(f"{seconds * 1e3:.1f}" for seconds in (bare, bare + extra)),
         f"{1 + extra / bare:.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})",
     )
