@@ -62,7 +62,8 @@ def inference() -> Row:
 
 def cpu_bound() -> Row:
     """Compare two collectors with one if env steps compute."""
-    return speed_up({n: rate(make_computing, ActorCritic, n, num_steps=64) for n in (1, 2)})
+    make = partial(make_slow, 4, WORK_MS, computes=True)
+    return speed_up({count: rate(make, ActorCritic, count, num_steps=64) for count in (1, 2)})
 
 
 def speed_up(rates: dict[int, float]) -> Row:
@@ -127,7 +128,7 @@ def publications(width: int, count: int, times: int) -> list[float]:
     """Return the seconds of publications while all collectors collect."""
     policy = partial(ActorCritic, hidden_sizes=(width, width))
     # Slow steps, because this measures the weights only.
-    with collecting(partial(make_waiting, 4, 5.0), policy, count, num_steps=2000) as collector:
+    with collecting(partial(make_slow, 4, 5.0), policy, count, num_steps=2000) as collector:
         collector._start()
         while sum(one.status == "collecting" for one in collector._remotes.remotes) < count:
             collector._remotes.poll(0.1)
@@ -149,7 +150,7 @@ def publication(width: int, count: int) -> tuple[int, float]:
 
 def landing(size: int) -> tuple[int, float]:
     """Return the bytes of a finished rollout, and the seconds to fetch it."""
-    with collecting(partial(make_waiting, size, 0.0), ActorCritic, 2, num_steps=64) as collector:
+    with collecting(partial(make_slow, size, 0.0), ActorCritic, 2, num_steps=64) as collector:
         for _ in range(4):
             turn(collector)
         seconds, before = [], collector._cluster.received_bytes
@@ -186,10 +187,10 @@ def turn(collector: RayCollector) -> None:
     collector.publish()
 
 
-def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
-    """Make an env with observations of a given size, whose steps wait."""
+def make_slow(size: int, step_ms: float, computes: bool = False) -> GymnasiumEnv:
+    """Make an env with observations of a given size, whose steps wait or compute."""
 
-    class Waiting(gymnasium.Env[Any, Any]):
+    class Slow(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Box(-1, 1, (size,))
         action_space = gymnasium.spaces.Discrete(2)
 
@@ -198,29 +199,16 @@ def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
             return np.zeros(size, np.float32), {}
 
         def step(self, action: Any) -> Any:
-            time.sleep(step_ms / 1000)
+            end = time.process_time() + step_ms / 1000
+            if not computes:
+                time.sleep(step_ms / 1000)
+            while computes and time.process_time() < end:
+                pass
             return np.zeros(size, np.float32), 0.0, False, False, {}
 
-    gymnasium.registry.pop("Waiting-v0", None)  # an env of another size
-    gymnasium.register("Waiting-v0", Waiting)
-    return GymnasiumEnv(id="Waiting-v0", num_envs=1)
-
-
-def make_computing() -> GymnasiumEnv:
-    """Make CartPole-v1 that computes before each step."""
-
-    class Computing(gymnasium.Wrapper[Any, Any, Any, Any]):
-        def __init__(self) -> None:
-            super().__init__(gymnasium.make("CartPole-v1"))
-
-        def step(self, action: Any) -> Any:
-            end = time.process_time() + WORK_MS / 1000
-            while time.process_time() < end:
-                pass
-            return self.env.step(action)
-
-    gymnasium.register("Computing-v0", Computing)
-    return GymnasiumEnv(id="Computing-v0", num_envs=1)
+    gymnasium.registry.pop("Slow-v0", None)  # an env of another size
+    gymnasium.register("Slow-v0", Slow)
+    return GymnasiumEnv(id="Slow-v0", num_envs=1)
 
 
 if __name__ == "__main__":

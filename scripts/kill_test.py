@@ -95,10 +95,6 @@ def finished(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def alive(process: int) -> bool:
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
 def same(a: object, b: object) -> bool:
     """Compare two trees of tensors and plain values, bit for bit."""
     if isinstance(a, torch.Tensor):
@@ -145,7 +141,8 @@ class Trials:
             time.sleep(0.001)
         time.sleep(self.draw.uniform(0, 0.6 * self.duration))
         if self.kills % 4:  # three of four during a save, or right after it
-            while not list(run_dir.glob("checkpoints/.tmp-*")) and alive(process):
+            running = partial(os.waitid, os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            while not list(run_dir.glob("checkpoints/.tmp-*")) and running() is None:
                 pass
             time.sleep(self.draw.uniform(0, 0.004))
         with contextlib.suppress(ProcessLookupError):

@@ -320,24 +320,21 @@ def run(task: str, seed: int, folder: Path, delays: Sequence[int]) -> dict[str, 
     }
     weights = {key: value.clone() for key, value in base.state_dict().items()}
 
-    def report(name: str, row: dict[str, Any]) -> None:
-        rows[name] = row
-        print(json.dumps({seed: {name: row}}), flush=True)
-
     for delay in delays:
         for method in ("waiting", "skipping", "RTC", "conditioned"):
             policy = conditioned
             if method != "conditioned":
                 policy = make_policy(RealTime(HORIZON, delay))
                 policy.load_state_dict(weights)
-            report(f"{method}, {delay}", measure(task, policy, method, delay, seed))
+            rows[f"{method}, {delay}"] = measure(task, policy, method, delay, seed)
     for delay in delays:
         for name, method in TRAINED.items():
             settings = RealTime(HORIZON, delay, method=method)
             run_dir = folder / f"ppo_{method}{seed}_{delay}"
             tuned, seconds = tune(task, run_dir, seed, weights, settings)
             row = measure(task, tuned, name, delay, seed) | {"cpu_s": seconds}
-            report(f"{name}, PPO, {delay}", row)
+            rows[f"{name}, PPO, {delay}"] = row
+    print(json.dumps({seed: rows}), flush=True)
     return rows
 
 

@@ -97,11 +97,10 @@ def _runs(
         return train(findings, name, trainer=trainer(), **settings)
 
     suffix = f" {world}.{ranks.rank()}"
+    groups = {"algorithm": GRPO, "model": batch | {"group_size": 4}}
     runs = {
         "PPO": named(f"PPO replayed{suffix}", data=replayed, model=batch),
-        "GRPO": named(
-            f"GRPO replayed{suffix}", algorithm=GRPO, data=replayed, model=batch | {"group_size": 4}
-        ),
+        "GRPO": named(f"GRPO replayed{suffix}", data=replayed, **groups),
     }
     if findings.device == "cuda" or not findings.small:
         model = batch | {"compile": True}
