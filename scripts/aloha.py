@@ -195,9 +195,9 @@ def play(env: TransferCube, writer: EpisodeWriter, seed: int) -> tuple[bool, int
         action = act(env)
         action[np.arange(14) % 7 < 6] += NOISE * generator.normal(size=12)
         action, steps = action.clip(-1, 1), steps + 1
-        following, reward, success, _, _ = env.step(action)
-        is_cut = steps == MOST_STEPS and not success
-        writer.add(observation, action, reward, success, is_cut)
+        following, reward, terminated, _, _ = env.step(action)
+        success = bool(terminated)
+        writer.add(observation, action, reward, success, steps == MOST_STEPS and not success)
         observation = following
     writer.end_episode(observation, success)
     return success, steps
