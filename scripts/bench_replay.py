@@ -33,8 +33,8 @@ def main() -> None:
         extra = {"continues": ((), torch.bool)}
         rollout = allocate_rollout(space, ACTION, 1, 500, extra_fields=extra)
         rollout["continues"] = torch.ones(1, 501, dtype=torch.bool)
-        rollout["truncated"][:, 99::100] = True
-        rollout["done"] = rollout["truncated"].clone()
+        rollout["terminated"][:, 99::100] = True
+        rollout["done"] = rollout["terminated"].clone()
         for _ in range(10):
             replay.extend(rollout)
 
