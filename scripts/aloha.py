@@ -10,20 +10,19 @@ The expert has no memory: positions of grippers and cube decide what comes next.
 motion shows a clone how to come back from a deviation (Laskey et al. 2017, "DART").
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import mujoco
 import numpy as np
-import torch
 from dm_control.rl import control
 from gym_aloha.constants import DT
 from gym_aloha.tasks.sim import TransferCubeTask
 from numpy.typing import NDArray
 
-from lightning_rl import Episode, EpisodeWriter
+from lightning_rl import EpisodeWriter
+from scripting import parser_of
 
 ARMS = ("left", "right")
 
@@ -52,6 +51,9 @@ FASTEST, FASTEST_TURN = 0.02, 0.06
 
 DAMPING = 0.01
 """Of the inverse kinematics, by damped least squares."""
+
+NOISE = 0.1
+"""On the motion, 1 is its bound."""
 
 MOST_STEPS = 300
 """Time limit of gym-aloha."""
@@ -184,32 +186,21 @@ def act(env: TransferCube) -> NDArray[np.float32]:
     return np.clip(np.concatenate(parts), -1, 1).astype(np.float32)
 
 
-def play(env: TransferCube, seed: int, noise: float) -> Episode:
-    """Play an episode of the expert, with noise on the motion."""
+def play(env: TransferCube, writer: EpisodeWriter, seed: int) -> tuple[bool, int]:
+    """Record an episode of the expert, with noise on the motion; return success and length."""
     observation, _ = env.reset(seed=seed)
     generator = np.random.default_rng(seed)
-    observations, actions, rewards, success = [observation], [], [], False
-    while len(actions) < MOST_STEPS and not success:
+    success, steps = False, 0
+    while steps < MOST_STEPS and not success:
         action = act(env)
-        moves = np.arange(14) % 7 < 6
-        action[moves] += noise * generator.normal(size=12)
-        actions.append(action.clip(-1, 1))
-        observation, reward, success, _, _ = env.step(actions[-1])
-        observations.append(observation)
-        rewards.append(reward)
-    nowhere = torch.zeros(len(actions), dtype=torch.bool)
-    terminated, truncated = nowhere.clone(), nowhere.clone()
-    (terminated if success else truncated)[-1] = True
-    return Episode(
-        observation=torch.from_numpy(np.stack(observations)),
-        action=torch.from_numpy(np.stack(actions)),
-        reward=torch.tensor(rewards),
-        terminated=terminated,
-        truncated=truncated,
-        success=bool(success),
-        intervened=nowhere,
-        task="transfer the cube",
-    )
+        action[np.arange(14) % 7 < 6] += NOISE * generator.normal(size=12)
+        action, steps = action.clip(-1, 1), steps + 1
+        following, reward, terminated, _, _ = env.step(action)
+        success = bool(terminated)
+        writer.add(observation, action, reward, success, steps == MOST_STEPS and not success)
+        observation = following
+    writer.end_episode(observation, success)
+    return success, steps
 
 
 def make() -> TransferCube:
@@ -223,22 +214,17 @@ gymnasium.register("TransferCube-v0", make, max_episode_steps=MOST_STEPS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="of the dataset")
     parser.add_argument("--episodes", type=int, default=50)
-    parser.add_argument("--noise", type=float, default=0.1, help="of the motion, 1 is its bound")
     arguments = parser.parse_args()
     env = make()
     spaces = env.observation_space, env.action_space
     writer = EpisodeWriter(arguments.folder, *spaces, round(1 / DT), "transfer the cube")
-    episodes = [play(env, seed, arguments.noise) for seed in range(arguments.episodes)]
-    for episode in episodes:
-        writer.write(episode)
+    played = [play(env, writer, seed) for seed in range(arguments.episodes)]
     writer.finalise()
-    successes = sum(bool(episode.success) for episode in episodes)
-    print(f"{successes} of {len(episodes)} succeed, {sum(map(len, episodes))} steps")
+    successes, steps = map(sum, zip(*played, strict=True))
+    print(f"{successes} of {arguments.episodes} succeed, {steps} steps")
 
 
 if __name__ == "__main__":

@@ -16,86 +16,69 @@ it. Writes `results/ddp.md`.
 """
 
 import argparse
-import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peers.common import WORKLOADS
+from scripting import parser_of, table
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "peers"))
 BAR = 0.9
 PARTS = ("collect", "update", "reduction", "cpu")
+COLUMNS = (
+    *("workload", "processes", "env steps/s", "scaling", "apart"),
+    *("collect ms", "update ms", "of them reduction ms", "CPU ms"),
+)
+
+Row = dict[str, Any]
 
 
-def main() -> int:
+def main() -> None:
     args = arguments()
-    if args.worker:
-        work(args)
-        return 0
+    repeats = 1 if args.quick else 3
     rows = []
-    for repeat in range(args.repeats):
-        for workload in args.workloads:
+    for repeat in range(repeats):
+        for workload in ("W1", "W3"):
             for processes in args.processes:
-                row = launch(workload, processes, repeat, args)
-                row["apart"] = apart(workload, processes, args) if processes > 1 else row["sps"]
+                busy = load()
+                (row,) = results([start(workload, processes, args)])
+                row |= {"workload": workload, "processes": processes, "load": busy}
+                row["apart"] = row["sps"]
+                if processes > 1:
+                    alone = results([start(workload, 1, args) for _ in range(processes)])
+                    row["apart"] = sum(run["sps"] for run in alone)
                 rows.append(row)
                 print(
                     f"[{repeat + 1}] {workload} × {processes}: {row['sps']:,.0f} env steps/s, "
                     f"apart {row['apart']:,.0f}"
                 )
-    text = as_markdown(rows, args)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    text = as_markdown(rows, args.device, repeats)
     args.output.write_text(text)
     print(text)
-    return 0
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workloads", nargs="+", choices=("W1", "W3"), default=["W1", "W3"])
+    parser = parser_of(__doc__)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help="timed; where not given, the workload's")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one repeat of few iterations")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "ddp.md")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.quick:
-        args.repeats, args.iterations = 1, args.iterations or 5
-    return args
-
-
-def launch(workload: str, processes: int, repeat: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Run one workload on some processes; return the measurements of rank 0."""
-    busy = load()
-    (found,) = results([start(workload, processes, args)])
-    return found | {"workload": workload, "processes": processes, "repeat": repeat, "load": busy}
-
-
-def apart(workload: str, processes: int, args: argparse.Namespace) -> float:
-    """Return the summed env steps/s of independent processes."""
-    return sum(r["sps"] for r in results([start(workload, 1, args) for _ in range(processes)]))
+    return parser.parse_args()
 
 
 def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess.Popen[str]:
     """Start one workload on some processes."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker", workload]
-    command += ["--processes", str(processes), "--device", args.device]
-    command += ["--iterations", str(args.iterations)] if args.iterations else []
-    command += ["--compile"] if args.compile else []
+    iterations = 5 if args.quick else 2 * WORKLOADS[workload].iterations
+    command = [sys.executable, str(HERE / "peers" / "ours.py"), workload]
+    command += ["--processes", str(processes), "--iterations", str(iterations)]
     return subprocess.Popen(
-        command,
+        [*command, "--threads", "1", "--device", args.device],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,16 +86,18 @@ def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess
     )
 
 
-def results(runs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    """Wait for runs, and return the measurements of their ranks 0."""
-    found = []
+def results(runs: list[subprocess.Popen[str]]) -> list[Row]:
+    """Wait for runs, and return the measurements of their ranks 0, in seconds per iteration."""
+    rows = []
     for run in runs:
         output, errors = run.communicate()
         if run.returncode:
             raise SystemExit(errors[-4000:])
-        lines = output.splitlines()
-        found.append(json.loads(next(line for line in lines if line.startswith('{"sps"'))))
-    return found
+        row = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        iterations = row["settings"]["iterations"]
+        cpu = row["env_steps"] / row["steps_per_cpu_second"] / iterations
+        rows.append({"sps": row["sps"], "cpu": cpu} | {p: row[f"{p}_seconds"] for p in PARTS[:3]})
+    return rows
 
 
 def load() -> float:
@@ -131,131 +116,27 @@ def load() -> float:
     return (after[0] - before[0]) / max(1, after[1] - before[1])
 
 
-def work(args: argparse.Namespace) -> None:
-    """Train on this rank; rank 0 prints the result."""
-    import torch
-    from common import WORKLOADS
-    from lightning.pytorch import Callback, seed_everything
-    from lightning_rl_ppo import PendulumEnv
-
-    from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
-    from lightning_rl.system import ranks
-
-    workload = WORKLOADS[args.worker]
-    iterations = args.iterations or workload.iterations * 2
-    (processes,) = args.processes
-    spent = {"reduction": 0.0}
-
-    def now() -> float:
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def timed(function: Any) -> Any:
-        @functools.wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
-            began = now()
-            result = function(*arguments, **options)
-            spent["reduction"] += now() - began
-            return result
-
-        return call
-
-    for name in ("sum_over_ranks", "max_over_ranks", "gather_over_ranks"):
-        setattr(ranks, name, timed(getattr(ranks, name)))
-
-    class Clock(Callback):
-        rows: list[dict[str, float]] = []  # noqa: RUF012  # one instance
-        ends: list[float] = []  # noqa: RUF012
-
-        used = 0.0
-
-        def on_train_batch_start(self, *_: Any) -> None:
-            self.began = now()
-
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            self.ends.append(now())
-            row = {"collect": trainer.datamodule.dataset.collect_seconds}
-            row |= {"update": self.ends[-1] - self.began, "cpu": time.process_time() - self.used}
-            self.rows.append(row | spent)
-            spent["reduction"], self.used = 0.0, time.process_time()
-
-    seed_everything(1, verbose=False)
-    clock = Clock()
-    env = (
-        partial(PendulumEnv, device=args.device)
-        if args.worker == "W3"
-        else partial(GymnasiumEnv, id=workload.env)
-    )
-    total = workload.warmup + iterations
-    data = RLDataModule(
-        env,
-        num_envs=workload.num_envs,
-        buffer_size=workload.steps,
-        total_env_steps=total * workload.env_steps * processes,
-        iterations_per_epoch=total,
-    )
-    policy = ActorCritic(
-        data.observation_space, data.action_space, workload.hidden, activation=workload.activation
-    )
-    model = PPO(
-        policy,
-        learning_rate=workload.learning_rate,
-        n_epochs=workload.epochs,
-        batch_size=workload.batch_size,
-        ent_coef=workload.ent_coef,
-        compile=args.compile,
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = RLTrainer(
-            run_dir=directory,
-            logger=False,
-            enable_progress_bar=False,
-            callbacks=[clock],
-            accelerator="cpu" if args.device == "cpu" else "gpu",
-            devices=processes,
-            strategy="ddp" if processes > 1 else "auto",
-            limit_val_batches=0,
-        )
-        trainer.fit(model, data)
-    if trainer.is_global_zero:
-        seconds = clock.ends[-1] - clock.ends[workload.warmup - 1]
-        result = {"sps": iterations * workload.env_steps * processes / seconds}
-        for part in PARTS:
-            result[part] = statistics.median(row[part] for row in clock.rows[workload.warmup :])
-        print(json.dumps(result), flush=True)
-
-
-def as_markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
+def as_markdown(rows: list[Row], device: str, repeats: int) -> str:
     worst = max(row["load"] for row in rows)
-    about = f"{os.cpu_count()} cores, {args.device}, one thread per process; medians of "
-    about += f"{args.repeats} runs each. Before a run others used up to {worst:.0%} of the cores"
+    about = f"{os.cpu_count()} cores, {device}, one thread per process; medians of "
+    about += f"{repeats} runs each. Before a run others used up to {worst:.0%} of the cores"
     about += ": the machine was busy, so this is no measure of scaling." if worst > 0.1 else "."
-    titles = ("workload", "processes", "env steps/s", "scaling", "apart", "collect ms")
-    more = ("update ms", "of them reduction ms", "CPU ms")
-    lines = [
-        "# Weak scaling",
-        "",
-        about,
-        "",
-        f"| {' | '.join((*titles, *more))} |",
-        "|---" * 9 + "|",
-    ]
-    for workload in args.workloads:
-        alone = None
-        for processes in args.processes:
-            found = [r for r in rows if (r["workload"], r["processes"]) == (workload, processes)]
-            sps = statistics.median(row["sps"] for row in found)
-            alone = alone or sps / processes
-            parts = [1000 * statistics.median(row[part] for row in found) for part in PARTS]
-            scaling = sps / processes / alone
-            mark = "" if scaling >= BAR else f" (below {BAR:.0%})"
-            independent = statistics.median(row["apart"] for row in found) / processes / alone
-            cells = [workload, str(processes), f"{sps:,.0f}", f"{scaling:.0%}{mark}"]
-            cells.append(f"{independent:.0%}")
-            lines.append(f"| {' | '.join([*cells, *(f'{part:.2f}' for part in parts)])} |")
-    return "\n".join(lines) + "\n"
+    cells = []
+    alone: dict[str, float] = {}  # by workload, with the fewest processes
+    for workload, processes in dict.fromkeys((row["workload"], row["processes"]) for row in rows):
+        runs = [r for r in rows if (r["workload"], r["processes"]) == (workload, processes)]
+        medians = {
+            key: statistics.median(run[key] for run in runs) for key in ("sps", "apart", *PARTS)
+        }
+        sps = medians["sps"] / processes
+        scaling = sps / alone.setdefault(workload, sps)
+        mark = "" if scaling >= BAR else f" (below {BAR:.0%})"
+        apart = medians["apart"] / processes / alone[workload]
+        shares = f"{scaling:.0%}{mark}", f"{apart:.0%}"
+        milliseconds = (f"{1000 * medians[part]:.2f}" for part in PARTS)
+        cells.append([workload, processes, f"{medians['sps']:,.0f}", *shares, *milliseconds])
+    return "\n".join(["# Weak scaling", "", about, "", *table(COLUMNS, cells)]) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,16 +1,12 @@
-"""Compare the import time of the package with the import time of its two largest dependencies.
+"""Compare starts of `rl-cli`: uncompiled, compiled with an empty cache of Inductor, compiled again.
 
-    python scripts/bench_imports.py
     python scripts/bench_imports.py --start ppo_mujoco.yaml --pairs 3
 
-Two interpreters start one after the other, several times, and the script compares their CPU
-seconds, because other load slows both. Use an idle machine for figures that you quote.
-
-With `--start` it compares whole runs of one iteration with the imports: uncompiled, compiled with
-an empty cache of Inductor, and compiled again.
+Each run has one iteration, in a new interpreter. The script prints medians of CPU seconds, because
+other load slows all, next to those of the imports of the two largest dependencies. Use an idle
+machine for figures that you quote.
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -18,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+from scripting import parser_of
+
 DEPENDENCIES = "import lightning.pytorch, tensordict"
-PACKAGE = "from lightning_rl import PPO, RLTrainer, RLDataModule"
 
 
 def cpu_seconds(*arguments: str, **environment: str) -> float:
@@ -42,32 +39,21 @@ def starts(config: str) -> dict[str, float]:
     command = ("-m", "lightning_rl", "fit", "--config", config, "--data.num_eval_episodes", "1")
     command += ("--trainer.max_steps", "1", "--model.compile")
     with tempfile.TemporaryDirectory() as cache:
-        found = {DEPENDENCIES: cpu_seconds("-c", DEPENDENCIES)}
-        found["uncompiled"] = cpu_seconds(*command, "false")
+        seconds = {DEPENDENCIES: cpu_seconds("-c", DEPENDENCIES)}
+        seconds["uncompiled"] = cpu_seconds(*command, "false")
         for name in ("compiled, empty cache", "compiled, second start"):
-            found[name] = cpu_seconds(*command, "true", TORCHINDUCTOR_CACHE_DIR=cache)
-    return found
+            seconds[name] = cpu_seconds(*command, "true", TORCHINDUCTOR_CACHE_DIR=cache)
+    return seconds
 
 
 def main() -> None:
-    """Print medians of CPU seconds, and the median of the pairs' ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--pairs", type=int, default=11)
-    parser.add_argument("--start", metavar="CONFIG", help="compare whole runs of one iteration")
+    parser.add_argument("--start", metavar="CONFIG", default="ppo.yaml")
     args = parser.parse_args()
-    if args.start:
-        runs = [starts(args.start) for _ in range(args.pairs)]
-        for name in runs[0]:
-            print(f"{statistics.median(run[name] for run in runs):6.2f} s  {name}")
-        return
-    codes = (DEPENDENCIES, PACKAGE)
-    for code in codes:
-        cpu_seconds("-c", code)  # compiles all files, and loads them into the file cache
-    rows = [[cpu_seconds("-c", code) for code in codes] for _ in range(args.pairs)]
-    for code, column in zip(codes, zip(*rows, strict=True), strict=True):
-        print(f"{statistics.median(column):6.2f} s  {code}")
-    ratios = sorted(package / dependencies for dependencies, package in rows)
-    print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+    runs = [starts(args.start) for _ in range(args.pairs)]
+    for name in runs[0]:
+        print(f"{statistics.median(run[name] for run in runs):6.2f} s  {name}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the overhead of the Lightning layer over the same update in a bare loop.
 
-    python scripts/bench_overhead.py --repeats 3 --iterations 30 --output overhead.json --check
+    python scripts/bench_overhead.py --check
 
 Both have the same env, policy, collector, buffer, dataset, losses, fused Adam, clipping, non-finite
 check and statistics, and one torch thread. `bare` is `bare_loop` below. `lightning` is
@@ -11,24 +11,20 @@ Both alternate in one process, minibatch by minibatch, so that a busy machine sl
 iteration (one rollout and its update) of M minibatches has M turns. The first turn lasts from the
 last minibatch of the previous iteration to the first one of this iteration: counters, callbacks,
 logger, rollout, values and advantages. The time of an iteration is the median of the first turns +
-(M - 1) * the median of the others; its overhead is the same of the differences, turn by turn. There
-are two clocks: wall time, and the CPU time of the process with all its threads, which other
-processes disturb less. Both loops must end with the same parameters, bit for bit.
+(M - 1) * the median of the others; its overhead is the same of the differences, turn by turn. The
+clock is the CPU time of the process with all its threads, which other processes disturb less than
+wall time. Both loops must end with the same parameters, bit for bit.
 
 Exit status 1 with `--check` if the overhead of a workload exceeds 5 % in CPU time.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import torch
 from lightning.pytorch import seed_everything
@@ -38,49 +34,40 @@ from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.optim.update import is_finite
 from lightning_rl.training.data import RolloutDataset
+from scripting import parser_of, table
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"env": "CartPole-v1", "num_envs": 8, "steps": 128, "n_epochs": 4, "batch_size": 256},
     "W2": {"env": "Pendulum-v1", "num_envs": 1, "steps": 2048, "n_epochs": 10, "batch_size": 64},
 }
-CLOCKS = ("wall", "cpu")
+COLUMNS = ("workload", "bare ms", "Lightning ms", "ratio (of each run)")
 LIMIT = 0.05
 """Overhead that `--check` allows, as a share of the bare iteration."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3, help="runs, one seed each")
     parser.add_argument("--iterations", type=int, default=30, help="timed iterations of a run")
     parser.add_argument("--warmup", type=int, default=3, help="iterations dropped before them")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
     parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT:.0%}%")
     args = parser.parse_args()
-    rows = []
+    print("Per iteration; default callbacks and TensorBoard, no evaluation and no checkpoint.")
+    print("Final parameters of the two loops: bit-identical.\n")
+    rows, overheads = [], []
     for name in args.workloads:
         seeds = range(1, args.repeats + 1)
         runs = [race(WORKLOADS[name], args.warmup, args.iterations, seed) for seed in seeds]
-        rows += [
-            summarize(name, clock, [run[..., i] for run in runs]) for i, clock in enumerate(CLOCKS)
-        ]
-    if args.output:
-        about = {
-            "torch": torch.__version__,
-            "lightning": lightning.__version__,
-            "workloads": WORKLOADS,
-        }
-        excluded = "evaluation and checkpoints"
-        report = {**about, "excluded": excluded, "bit_identical": True, "results": rows}
-        args.output.write_text(json.dumps(report, indent=2))
-    print(as_table(rows))
-    return int(args.check and any(r["overhead"] > LIMIT for r in rows if r["clock"] == "cpu"))
+        row, overhead = summarize(name, runs)
+        rows.append(row)
+        overheads.append(overhead)
+    print("\n".join(table(COLUMNS, rows)))
+    return int(args.check and max(overheads) > LIMIT)
 
 
 def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> np.ndarray:
-    """Train bare and with Lightning from one seed; return seconds [iterations, M, 2, clocks].
+    """Train bare and with Lightning from one seed; return CPU seconds [iterations, M, 2].
 
     Raises:
         AssertionError: if their parameters differ at the end.
@@ -100,7 +87,7 @@ def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> n
         assert torch.equal(a, b), "The two loops did not do the same: their parameters differ."
         assert not torch.equal(a, c), "A parameter was not trained."
     both = np.stack([model.opponents_turns, model.turns], axis=1)
-    return both.reshape(total, -1, *both.shape[1:])[warmup:]
+    return both.reshape(total, -1, 2)[warmup:]
 
 
 def make_run(
@@ -157,9 +144,9 @@ class TurnTakingPPO(PPO):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self.turns: list[np.ndarray] = []
-        self.opponents_turns: list[np.ndarray] = []
-        self.began = now()
+        self.turns: list[float] = []
+        self.opponents_turns: list[float] = []
+        self.began = time.process_time()
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # TensorBoard writes in its own thread, which must not slow the opponent.
@@ -169,79 +156,35 @@ class TurnTakingPPO(PPO):
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
         for minibatch in super().minibatches(rollout, keys):
             yield minibatch
-            self.turns.append(now() - self.began)
+            self.turns.append(time.process_time() - self.began)
             if len(self.turns) % 2 == 1:
                 self.opponents_turns += [self.watch_opponent(), self.watch_opponent()]
-            self.began = now()
+            self.began = time.process_time()
 
-    def watch_opponent(self) -> np.ndarray:
-        began = now()
+    def watch_opponent(self) -> float:
+        began = time.process_time()
         next(self.opponent)
-        return now() - began
+        return time.process_time() - began
 
 
-def now() -> np.ndarray:
-    return np.array((time.perf_counter(), time.process_time()))
-
-
-def summarize(workload: str, clock: str, runs: list[np.ndarray]) -> dict[str, Any]:
-    """Summarise the turns [iterations, M, 2] of all runs on one clock."""
+def summarize(workload: str, runs: list[np.ndarray]) -> tuple[tuple[str, ...], float]:
+    """Return the row of the turns [iterations, M, 2] of all runs, and the overhead."""
     turns = np.concatenate(runs)
-    settings = WORKLOADS[workload]
-    env_steps = settings["num_envs"] * settings["steps"]
     bare, extra = iteration_seconds(turns[..., 0]), iteration_seconds(turns[..., 1] - turns[..., 0])
-    per_minibatch = np.median(turns[:, 1:, 1] - turns[:, 1:, 0])
-    overhead = [
-        iteration_seconds(r[..., 1] - r[..., 0]) / iteration_seconds(r[..., 0]) for r in runs
+    ratios = [
+        1 + iteration_seconds(r[..., 1] - r[..., 0]) / iteration_seconds(r[..., 0]) for r in runs
     ]
-    return {
-        "workload": workload,
-        "clock": clock,
-        "bare_ms": bare * 1e3,
-        "lightning_ms": (bare + extra) * 1e3,
-        "bare_env_steps_per_s": env_steps / bare,
-        "lightning_env_steps_per_s": env_steps / (bare + extra),
-        "overhead": extra / bare,
-        "overhead_per_run": overhead,
-        "overhead_ms": extra * 1e3,
-        "overhead_us_per_minibatch": per_minibatch * 1e6,
-        "overhead_ms_outside_minibatches": (extra - turns.shape[1] * per_minibatch) * 1e3,
-    }
+    row = (
+        f"{workload} {WORKLOADS[workload]['env']}",
+        *(f"{seconds * 1e3:.1f}" for seconds in (bare, bare + extra)),
+        f"{1 + extra / bare:.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})",
+    )
+    return row, extra / bare
 
 
 def iteration_seconds(turns: np.ndarray) -> float:
     """Take the median of the first turns + (M - 1) * the median of the others."""
     return float(np.median(turns[:, 0]) + (turns.shape[1] - 1) * np.median(turns[:, 1:]))
-
-
-def as_table(rows: list[dict[str, Any]]) -> str:
-    columns = (
-        *("workload", "clock", "bare ms", "Lightning ms", "bare steps/s", "Lightning steps/s"),
-        *("ratio (of each run)", "overhead ms", "of it µs per minibatch", "of it ms outside"),
-    )
-    table = [columns, ["---"] * len(columns)]
-    for row in rows:
-        ratios = ", ".join(f"{1 + overhead:.3f}" for overhead in row["overhead_per_run"])
-        table.append(
-            (
-                f"{row['workload']} {WORKLOADS[row['workload']]['env']}",
-                row["clock"],
-                *(f"{row[key]:.1f}" for key in ("bare_ms", "lightning_ms")),
-                *(f"{row[f'{side}_env_steps_per_s']:,.0f}" for side in ("bare", "lightning")),
-                f"{1 + row['overhead']:.3f} ({ratios})",
-                f"{row['overhead_ms']:.2f}",
-                f"{row['overhead_us_per_minibatch']:.0f}",
-                f"{row['overhead_ms_outside_minibatches']:.2f}",
-            )
-        )
-    return "\n".join(
-        (
-            "Per iteration; default callbacks and TensorBoard, no evaluation and no checkpoint.",
-            "Final parameters of the two loops: bit-identical.",
-            "",
-            *(f"| {' | '.join(cells)} |" for cells in table),
-        )
-    )
 
 
 if __name__ == "__main__":

@@ -35,18 +35,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.common import CLASSIC, OFF_POLICY, ON_POLICY, W4, WORKLOADS
+from scripting import parser_of, processor
+from scripting import table as as_table
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+TORCH = "torch==2.13.0"
+"""Installed first in each virtual environment."""
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
 OURS = "lightning_rl"
-CLASSIC = ("W1", "W2", "W2b")
-ON_POLICY = (*CLASSIC, "W3")
-OFF_POLICY = ("S1", "S64")
-W4_CART_POLE = ("W4-8", "W4-64", "W4-1024")
-W4 = (*W4_CART_POLE, "W4-pendulum", "W4-cube")
 ALL = (*ON_POLICY, *OFF_POLICY, *W4)
-IN_TORCH = ("W3", "S64", *W4)
-"""Workloads with a torch env instead of a Gymnasium env."""
+TIMEOUT = 900.0
+"""Seconds of a run."""
 REFERENCES = dict.fromkeys(CLASSIC, "stable-baselines3")
 REFERENCES |= dict.fromkeys(OFF_POLICY, "stable-baselines3-sac")
 """Of each workload: the library that the others are compared with; elsewhere the fastest peer."""
@@ -54,12 +55,10 @@ ABOUT = {
     "W1": "CartPole-v1, 8 envs × 128 steps, 4 epochs × 4 minibatches",
     "W2": "HalfCheetah-v5, 1 env × 2,048 steps, 10 epochs × 32 minibatches, normalised",
     "W2b": "HalfCheetah-v5, 8 envs × 2,048 steps, 10 epochs × 32 minibatches, normalised",
-    "W3": "pendulum in torch, 24 steps, 5 epochs × 4 minibatches, 128×128",
+    "W3": "pendulum in torch, 4,096 envs × 24 steps, 5 epochs × 4 minibatches, 128×128",
     "W4-8": "CartPole in the framework, 8 envs × 128 steps, 4 epochs × 4 minibatches",
     "W4-64": "CartPole in the framework, 64 envs × 128 steps, 4 epochs × 4 minibatches",
     "W4-1024": "CartPole in the framework, 1,024 envs × 16 steps, 4 epochs × 4 minibatches",
-    "W4-pendulum": "pendulum in the framework, 64 envs × 128 steps, 4 epochs × 4 minibatches",
-    "W4-cube": "PushCube in torch, 4,096 envs × 24 steps, 4 epochs × 4 minibatches",
     "S1": "SAC, HalfCheetah-v5, 1 env, an update of 256 samples per env step, 256×256",
     "S64": "SAC, pendulum in torch, 64 envs, 8 updates of 256 samples per step of all, 256×256",
 }
@@ -85,7 +84,7 @@ REQUIREMENTS: dict[str, list[str]] = {
 class Library:
     venv: str
     script: str
-    workloads: tuple[str, ...] = ON_POLICY
+    workloads: tuple[str, ...]
     flags: tuple[str, ...] = ()
     floor: bool = False
     uncompiled: str = ""
@@ -98,115 +97,89 @@ ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
 STARTS = {"first start": 1, "second start": 1, "compiling": 1, "peak MB": 0}
 """The same for W4, in CPU seconds, because other processes share the core."""
 
+
+def ours(*flags: str, uncompiled: str = "") -> Library:
+    workloads = (*ON_POLICY, *W4)
+    return Library(OURS, "ours.py", workloads, flags, uncompiled=uncompiled)
+
+
+def floor(flag: str, *workloads: str) -> Library:
+    return Library(OURS, "floors.py", workloads, (flag,), floor=True)
+
+
 LIBRARIES = {
-    "lightning_rl": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4)),
-    "lightning_rl-plain": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4), ("--plain",)),
-    "lightning_rl-compiled-plain": Library(
-        OURS,
-        "lightning_rl_ppo.py",
-        (*ON_POLICY, *W4),
-        ("--compile", "--plain"),
-        uncompiled="lightning_rl-plain",
-    ),
-    "lightning_rl-compiled": Library(
-        OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4), ("--compile",), uncompiled="lightning_rl"
-    ),
-    "rejax": Library("rejax", "rejax_ppo.py", (*W4_CART_POLE, "W4-pendulum")),
-    "bare": Library(OURS, "bare.py"),
-    "bare-compiled": Library(OURS, "bare.py", flags=("--compile",)),
-    "stable-baselines3": Library("stable-baselines3", "stable_baselines3_ppo.py", CLASSIC),
+    "lightning_rl": ours(),
+    "lightning_rl-plain": ours("--plain"),
+    "lightning_rl-compiled-plain": ours("--compile", "--plain", uncompiled="lightning_rl-plain"),
+    "lightning_rl-compiled": ours("--compile", uncompiled="lightning_rl"),
+    "rejax": Library("rejax", "rejax_ppo.py", W4),
+    "bare": Library(OURS, "bare.py", ON_POLICY),
+    "bare-compiled": Library(OURS, "bare.py", ON_POLICY, ("--compile",)),
+    "stable-baselines3": Library("stable-baselines3", "sb3.py", CLASSIC),
     "rsl_rl": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",)),
     "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), ("--compile",)),
-    "skrl": Library("skrl", "skrl_ppo.py"),
+    "skrl": Library("skrl", "skrl_ppo.py", ON_POLICY),
     "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
     "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, ("--compile",)),
     "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
-    "sac": Library(OURS, "lightning_rl_sac.py", OFF_POLICY),
-    "sac-plain": Library(OURS, "lightning_rl_sac.py", OFF_POLICY, ("--plain",)),
-    "sac-compiled": Library(OURS, "lightning_rl_sac.py", OFF_POLICY, ("--compile",)),
-    "sac-compiled-plain": Library(
-        OURS, "lightning_rl_sac.py", OFF_POLICY, ("--compile", "--plain")
-    ),
-    "sac-compiled-every-step": Library(
-        OURS, "lightning_rl_sac.py", ("S1",), ("--compile", "--steps", "1")
-    ),
-    "stable-baselines3-sac": Library("stable-baselines3", "stable_baselines3_sac.py", OFF_POLICY),
-    "sbx-sac": Library("sbx", "stable_baselines3_sac.py", OFF_POLICY, ("--jax",)),
-    "floor-env": Library(OURS, "floors.py", (*ON_POLICY, *OFF_POLICY), ("--env",), floor=True),
-    "floor-unwrapped": Library(
-        OURS, "floors.py", (*ON_POLICY, *OFF_POLICY), ("--unwrapped",), floor=True
-    ),
-    "floor-matmuls": Library(OURS, "floors.py", ALL, ("--matmuls",), floor=True),
+    "sac": Library(OURS, "ours.py", OFF_POLICY),
+    "sac-compiled": Library(OURS, "ours.py", OFF_POLICY, ("--compile",)),
+    "stable-baselines3-sac": Library("stable-baselines3", "sb3.py", OFF_POLICY),
+    "sbx-sac": Library("sbx", "sb3.py", OFF_POLICY, ("--jax",)),
+    "floor-env": floor("--env", *ON_POLICY, *OFF_POLICY),
+    "floor-unwrapped": floor("--unwrapped", *ON_POLICY, *OFF_POLICY),
+    "floor-matmuls": floor("--matmuls", *ALL),
 }
 
 
-def main() -> int:
+def main() -> None:
     args = arguments()
     args.output.mkdir(parents=True, exist_ok=True)
-    pythons = {
-        venv: prepare(venv, args)
-        for venv in dict.fromkeys(LIBRARIES[name].venv for name in args.libraries)
-    }
-    if args.setup_only:
-        return 0
-    report: dict[str, Any] = {
+    venvs = dict.fromkeys(LIBRARIES[name].venv for name in args.libraries)
+    pythons = {venv: prepare(venv, args.venvs.expanduser().absolute() / venv) for venv in venvs}
+    about = {"cpu": processor(), "cores": os.cpu_count(), "platform": platform.platform()}
+    runs: list[dict[str, Any]] = []
+    report = {
         "command": sys.argv,
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "machine": machine(),
-        "runs": [],
+        "machine": about | {"python": platform.python_version()},
+        "runs": runs,
     }
     for workload in args.workloads:
+        names = [name for name in args.libraries if workload in LIBRARIES[name].workloads]
         for repeat in range(args.repeats):
-            names = [name for name in args.libraries if workload in LIBRARIES[name].workloads]
             turn = repeat % max(1, len(names))
-            for num_envs in args.num_envs_w3 if workload == "W3" else [None]:
-                for name in names[turn:] + names[:turn]:
-                    row = run(name, workload, num_envs, repeat, pythons, args)
-                    report["runs"].append(row)
-                    (args.output / "results.json").write_text(json.dumps(report, indent=1))
+            for name in names[turn:] + names[:turn]:
+                runs.append(run(name, workload, repeat, pythons, args.output))
+                (args.output / "results.json").write_text(json.dumps(report, indent=1))
         text = as_markdown(report)
         (args.output / "results.md").write_text(text)
-        draw(report["runs"], args.output / "results.png")
+        draw(runs, args.output / "results.png")
     print(text)
-    return 0
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("bench_peers"), metavar="DIR")
-    parser.add_argument("--warmup", type=int, help="iterations; where not given, the workload's")
-    parser.add_argument("--iterations", type=int, help="timed; where not given, the workload's")
-    parser.add_argument("--threads", type=int, help="of torch; where not given, the workload's")
-    parser.add_argument("--num-envs-w3", type=int, nargs="+", default=[4096])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of W3's runs")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for a run")
     parser.add_argument(
         "--venvs", type=Path, default=Path("~/.cache/lightning_rl_peers"), metavar="DIR"
     )
-    parser.add_argument("--torch", default="torch==2.13.0", help="requirement, installed first")
-    parser.add_argument("--ours", type=Path, help="an interpreter that has lightning_rl")
-    parser.add_argument("--setup-only", action="store_true", help="make the environments and stop")
     return parser.parse_args()
 
 
-def prepare(venv: str, args: argparse.Namespace) -> Path | str:
+def prepare(venv: str, home: Path) -> Path | str:
     """Make a virtual environment if it is missing; return its interpreter, or the failure."""
-    if venv == OURS and args.ours:
-        return args.ours.expanduser().absolute()
-    home = args.venvs.expanduser().absolute() / venv
     python = home / "bin" / "python"
-    wanted = json.dumps([args.torch, *REQUIREMENTS[venv]])
+    requirements = json.dumps([TORCH, *REQUIREMENTS[venv]])
     stamp = home / "requirements.json"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text() == requirements:
         return python
     print(f"Making {home}", flush=True)
     pip = [str(python), "-m", "pip", "install", "--quiet"]
-    steps = [[*pip, args.torch], [*pip, args.torch, *REQUIREMENTS[venv]]]
+    steps = [[*pip, TORCH], [*pip, TORCH, *REQUIREMENTS[venv]]]
     if not python.exists():
         steps.insert(0, [sys.executable, "-m", "venv", str(home)])
     for step in steps:
@@ -215,56 +188,39 @@ def prepare(venv: str, args: argparse.Namespace) -> Path | str:
             error = f"{' '.join(step)}\n{last_lines(done.stderr)}"
             print(error, file=sys.stderr)
             return error
-    stamp.write_text(wanted)
+    stamp.write_text(requirements)
     return python
 
 
 def run(
-    name: str,
-    workload: str,
-    num_envs: int | None,
-    repeat: int,
-    pythons: dict[str, Path | str],
-    args: argparse.Namespace,
+    name: str, workload: str, repeat: int, pythons: dict[str, Path | str], output: Path
 ) -> dict[str, Any]:
     """Run one library once; an error becomes part of the result."""
     library, python = LIBRARIES[name], pythons[LIBRARIES[name].venv]
-    key = workload if num_envs is None else f"{workload} {num_envs:,} envs"
-    row = {"name": name, "key": key, "repeat": repeat, "load": os.getloadavg()[0]}
+    row = {"name": name, "key": workload, "repeat": repeat, "load": os.getloadavg()[0]}
     if isinstance(python, str):
         return row | {"error": python}
-    threads = args.threads or (2 if workload == "W3" else 1)
-    options = {
-        "--warmup": args.warmup,
-        "--iterations": args.iterations,
-        "--num-envs": num_envs,
-        "--seed": repeat + 1,
-        "--threads": threads,
-        "--device": args.device if workload == "W3" else "cpu",
-    }
-    command = [str(python), str(HERE / "peers" / library.script), workload]
-    for option, value in options.items():
-        command += [] if value is None else [option, str(value)]
-    command += library.flags
-    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [str(python), str(HERE / "peers" / library.script), workload, *library.flags]
+    command += ["--seed", str(repeat + 1)]
+    env = os.environ | {"OMP_NUM_THREADS": str(WORKLOADS[workload].threads)}
     if workload in W4:
-        graphs = args.output.absolute() / "graphs" / f"{workload} {name}".replace(" ", "_")
+        graphs = output.absolute() / "graphs" / f"{workload} {name}".replace(" ", "_")
         if repeat == 0:
             shutil.rmtree(graphs, ignore_errors=True)
         env["TORCHINDUCTOR_CACHE_DIR"] = str(graphs)
     env["PEERS_LAUNCHED"] = repr(time.time())
-    print(f"[{repeat + 1}] {key} {name} ", end="", flush=True)
+    print(f"[{repeat + 1}] {workload} {name} ", end="", flush=True)
     try:
         with tempfile.TemporaryDirectory() as scratch:  # MuJoCo writes a log there
             done = subprocess.run(
-                command, capture_output=True, text=True, env=env, cwd=scratch, timeout=args.timeout
+                command, capture_output=True, text=True, env=env, cwd=scratch, timeout=TIMEOUT
             )
         if done.returncode != 0:
             raise RuntimeError(last_lines(done.stderr))
         row |= json.loads(done.stdout.strip().splitlines()[-1])
         print(f"{row['sps']:,.0f} env steps/s", flush=True)
     except subprocess.TimeoutExpired:
-        row["error"] = f"not done in {args.timeout} s"
+        row["error"] = f"not done in {TIMEOUT} s"
     except (RuntimeError, ValueError, IndexError) as error:
         row["error"] = str(error) or repr(error)
     if "error" in row:
@@ -276,27 +232,12 @@ def last_lines(text: str, count: int = 6) -> str:
     return "\n".join(text.strip().splitlines()[-count:])
 
 
-def machine() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        models = []
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-    }
-
-
 def as_markdown(report: dict[str, Any]) -> str:
     runs, about = report["runs"], report["machine"]
     torches = sorted({row["torch"] for row in runs if "torch" in row})
-    gpus = sorted({row["gpu"] for row in runs if "gpu" in row})
-    where = ", ".join([about["cpu"], f"{about['cores']} cores", *gpus])
     lines = [
-        f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats, "
+        f"{about['cpu']}, {about['cores']} cores; Python {about['python']}; torch "
+        f"{', '.join(torches)}. Medians over the repeats, "
         "and of ratios within a repeat; range of env steps/s in brackets. Collect and update are "
         "seconds per iteration; start-up is the time from the launch of the process to its first "
         "iteration, which also compiles; a start is all CPU time of the process to the end of its "
@@ -305,17 +246,18 @@ def as_markdown(report: dict[str, Any]) -> str:
     for key in dict.fromkeys(row["key"] for row in runs):
         rows = [row for row in runs if row["key"] == key]
         example = next((row for row in rows if "settings" in row), None)
-        lines += ["", f"## {key}: {ABOUT[key.split()[0]]}", ""]
+        lines += ["", f"## {key}: {ABOUT[key]}", ""]
         if example:
+            in_torch = key in ("W3", "S64", *W4)
             versions = example["versions"]
-            used = "" if key.split()[0] in IN_TORCH else f"gymnasium {versions['gymnasium']}, "
+            used = "" if in_torch else f"gymnasium {versions['gymnasium']}, "
             used += f"mujoco {versions['mujoco']}, " if key[:2] in ("W2", "S1") else ""
             lines += [f"{used}{example['threads']} torch threads, {example['device']}.", ""]
-        lines += table(key, rows)
-        lines += ["", *computing(rows)]
-    failures = {f"{row['key']} {row['name']}": row["error"] for row in runs if "error" in row}
-    for title, error in failures.items():
-        lines += ["", f"{title} failed:", "", "```", error, "```"]
+        lines += [*table(key, rows), "", *computing(rows)]
+    for row in runs:
+        if "error" in row:
+            title = f"{row['key']} {row['name']} failed:"
+            lines += ["", title, "", "```", row["error"], "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -323,19 +265,15 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     names = list(dict.fromkeys(row["name"] for row in sorted(rows, key=lambda r: r["repeat"])))
     names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
     peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
-    reference = REFERENCES.get(key.split()[0]) or next(iter(peers), "")
+    reference = REFERENCES.get(key) or next(iter(peers), "")
     of_w4 = ("steps per CPU s", "÷ per CPU s", *STARTS)
     once = of_w4 if key in W4 else ("start-up s", "first iteration s", "peak MB")
     columns = (
         *("library", "version", "env steps/s", f"÷ {reference or 'peer'}"),
         *("collect s", "update s", *once),
     )
-    lines = [columns, ["---"] * len(columns)]
-    for floor in (False, True):
-        for name in names:
-            if LIBRARIES[name].floor is floor:
-                lines.append(cells(name, rows, reference, len(columns)))
-    return [f"| {' | '.join(line)} |" for line in lines]
+    names.sort(key=lambda name: LIBRARIES[name].floor)
+    return as_table(columns, (cells(name, rows, reference, len(columns)) for name in names))
 
 
 def cells(name: str, rows: list[dict[str, Any]], reference: str, columns: int) -> list[str]:
@@ -377,34 +315,27 @@ def written(value: float | None, digits: int) -> str:
 
 def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Return the CPU seconds of the first start, of later ones, and of compiling, in W4."""
-
-    def seconds(of: str, first: bool) -> float | None:
-        found = [
-            row["start_cpu_seconds"]
-            for row in rows
-            if row["name"] == of and "sps" in row and (row["repeat"] == 0) is first
-        ]
-        return statistics.median(found) if found else None
-
-    first, uncompiled = seconds(name, True), seconds(LIBRARIES[name].uncompiled, True)
+    first_rows = [row for row in rows if row["repeat"] == 0]
+    later_rows = [row for row in rows if row["repeat"] > 0]
+    first = median(first_rows, name, "start_cpu_seconds")
+    uncompiled = median(first_rows, LIBRARIES[name].uncompiled, "start_cpu_seconds")
     compiling = median(rows, name, "compile_seconds")
     if compiling is None and first is not None and uncompiled is not None:
         compiling = first - uncompiled
-    return {"first start": first, "second start": seconds(name, False), "compiling": compiling}
+    second = median(later_rows, name, "start_cpu_seconds")
+    return {"first start": first, "second start": second, "compiling": compiling}
 
 
 def computing(rows: list[dict[str, Any]]) -> list[str]:
     """Describe the optimisations of each of our rows, from `run.json`."""
-    said = {row["library"]: row["computing"] for row in rows if "computing" in row}
-    return [
-        f"- {library}: "
-        + ", ".join(
-            f"{key} {'yes' if value is True else 'no' if value is False else value}"
-            for key, value in ways.items()
-            if value is not None and key != "why"
-        )
-        for library, ways in said.items()
-    ]
+    lines = {}
+    for row in rows:
+        ways = {k: v for k, v in row.get("computing", {}).items() if v is not None and k != "why"}
+        words = {True: "yes", False: "no"}
+        said = [f"{k} {words[v] if isinstance(v, bool) else v}" for k, v in ways.items()]
+        if said:
+            lines[row["library"]] = f"- {row['library']}: {', '.join(said)}"
+    return list(lines.values())
 
 
 def median(rows: list[dict[str, Any]], name: str, field: str) -> float | None:
@@ -418,7 +349,7 @@ def ratio(rows: list[dict[str, Any]], name: str, reference: str, field: str) -> 
     for row in rows:
         if row.get(field) is not None:
             by_repeat.setdefault(row["repeat"], {})[row["name"]] = row[field]
-    pairs = [found for found in by_repeat.values() if name in found and reference in found]
+    pairs = [row for row in by_repeat.values() if name in row and reference in row]
     return statistics.median(p[name] / p[reference] for p in pairs) if pairs else None
 
 
@@ -432,21 +363,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     keys = list(dict.fromkeys(row["key"] for row in runs))
-    figure, axes = plt.subplots(
-        1, len(keys), figsize=(5 * len(keys), 4), squeeze=False, layout="constrained"
-    )
+    size = 5 * len(keys), 4
+    figure, axes = plt.subplots(1, len(keys), figsize=size, squeeze=False, layout="constrained")
     for axis, key in zip(axes[0], keys, strict=True):
-        rows = [row for row in runs if row["key"] == key]
-        speeds = {
-            name: median(rows, name, "sps") or 0.0
-            for name in dict.fromkeys(row["name"] for row in rows)
-            if not LIBRARIES[name].floor
-        }
-        names = sorted(speeds, key=speeds.__getitem__)
-        colors = [
-            "tab:orange" if n.startswith(OURS) else "silver" if n.startswith("bare") else "tab:blue"
-            for n in names
-        ]
+        rows = [row for row in runs if row["key"] == key and not LIBRARIES[row["name"]].floor]
+        names = {row["name"] for row in rows}
+        speeds = {name: median(rows, name, "sps") or 0.0 for name in names}
+        names = sorted(names, key=speeds.__getitem__)
+        colors = ["tab:orange" if LIBRARIES[name].venv == OURS else "tab:blue" for name in names]
         bars = axis.barh(names, [speeds[name] for name in names], color=colors)
         axis.bar_label(bars, [f"{speeds[n]:,.0f}" if speeds[n] else "failed" for n in names])
         axis.set_title(key)
@@ -457,4 +381,4 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ With `--rollouts`, a policy of two perceptrons of 64x64 acts, and rollouts of th
 written: eager and compiled ones alternate, and the table has their ratio.
 """
 
-import argparse
 import time
 
 import torch
@@ -18,77 +17,77 @@ import torch
 from lightning_rl import ActorCritic, CartPole, CollectorContext, PointMass, PushCube, SyncCollector
 from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
 from lightning_rl.extensions.tasks.base import Task
+from scripting import parser_of, table
 
 TASKS = (CartPole, PushCube, PointMass)
+SECONDS, ROUNDS = 5.0, 5
+"""Of a measurement: the best round counts."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 1024, 4096])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rollouts", type=int, help="collect, in rollouts of so many steps")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=5, help="of a measurement, the best counts")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(
         f"{args.device}, {args.threads} thread(s), torch {torch.__version__}; 1,000 env steps/s\n"
     )
-    print("| Task | " + " | ".join(f"{n:,} envs" for n in args.num_envs) + " |")
-    print("|---" * (len(args.num_envs) + 1) + "|")
+    rows = []
     for make in TASKS:
-        cells = [make.__name__]
+        rows.append([make.__name__])
         for n in args.num_envs:
             if args.rollouts:
-                eager, compiled = collect(make, n, args)
+                eager, compiled = collect(make, n, args.device, args.rollouts, SECONDS)
                 ratio = f"{compiled / eager:.1f}"
-                cells.append(f"{eager / 1000:,.0f}, {compiled / 1000:,.0f} ({ratio})")
+                rows[-1].append(f"{eager / 1000:,.0f}, {compiled / 1000:,.0f} ({ratio})")
             else:
-                rate = measure(make(n, device=args.device), args.seconds / args.rounds, args.rounds)
-                cells.append(f"{rate / 1000:,.0f}")
-        print("| " + " | ".join(cells) + " |", flush=True)
+                rows[-1].append(f"{measure(make(n, device=args.device)) / 1000:,.0f}")
+    print("\n".join(table(("Task", *(f"{n:,} envs" for n in args.num_envs)), rows)))
 
 
-def collect(make: type[Task], num_envs: int, args: argparse.Namespace) -> tuple[float, float]:
+def collect(
+    make: type[Task], num_envs: int, device: str, steps: int, seconds: float
+) -> tuple[float, float]:
     """Return the env steps per second of the best rollout, eagerly and compiled."""
-    collectors = []
-    for compiled in (False, True):
-        env = make(num_envs, device=args.device)
-        torch.manual_seed(0)
-        policy = ActorCritic(env.single_observation_space, env.single_action_space)
-        choice = StepsCompileDecision(compiled, None, CompileDecision(compiled, None))
-        policy = policy.to(args.device)
-        context = CollectorContext(env, policy, args.rollouts, 1, compilation=choice)
-        collectors.append(SyncCollector(context))
-        if compiled and not choice.compiled:
-            raise SystemExit(f"{make.__name__} is not stepped compiled: {choice.why}")
+    collectors = [collector(make(num_envs, device=device), steps, c) for c in (False, True)]
+    decision = collectors[1].context.compilation
+    if not decision.compiled:
+        raise SystemExit(f"{make.__name__} is not stepped compiled: {decision.why}")
     best = [0.0, 0.0]
     begin = time.perf_counter()
-    while time.perf_counter() - begin < args.seconds * args.rounds:
-        for i, collector in enumerate(collectors):
+    while time.perf_counter() - begin < seconds:
+        for i, each in enumerate(collectors):
             start = time.perf_counter()
-            collector.collect()
-            if args.device != "cpu":
+            each.collect()
+            if device != "cpu":
                 torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-            best[i] = max(best[i], args.rollouts * num_envs / seconds)
+            rate = steps * num_envs / (time.perf_counter() - start)
+            best[i] = max(best[i], rate)
     return best[0], best[1]
 
 
+def collector(env: Task, steps: int, compiled: bool) -> SyncCollector:
+    """Return what collects rollouts of an env with a small policy."""
+    torch.manual_seed(0)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space).to(env.device)
+    decision = StepsCompileDecision(compiled, None, CompileDecision(compiled, None))
+    return SyncCollector(CollectorContext(env, policy, steps, 1, compilation=decision))
+
+
 @torch.no_grad()
-def measure(env: Task, seconds: float, rounds: int) -> float:
+def measure(env: Task) -> float:
     """Return the env steps per second of the best round."""
     env.reset(seed=0)
     generator = torch.Generator(env.device).manual_seed(0)
     shape = (32, env.num_envs, *(env.single_action_space.shape or ()))
     actions = torch.randn(shape, generator=generator, device=env.device).unbind(0)
     best = 0.0
-    for _ in range(rounds + 1):
+    for _ in range(ROUNDS + 1):
         steps, begin = 0, time.perf_counter()
-        while (now := time.perf_counter()) - begin < seconds or not steps:
+        while (now := time.perf_counter()) - begin < SECONDS / ROUNDS or not steps:
             for action in actions:
                 env.step(action)
             if env.device.type == "cuda":

@@ -1,12 +1,8 @@
-r"""Keep the evaluations of finished runs in a file of curves, which `rl-cli report` draws.
-
-    python scripts/curves.py scripts/results/curves/tasks.json outputs/reproduce \
-        --name ppo_push_cube.yaml --metric eval/success_rate
+"""Keep the evaluations of finished runs in a file of curves, which `rl-cli report` draws.
 
 A run replaces the curve of the same name, env and seed.
 """
 
-import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,20 +45,3 @@ def written(kept: dict) -> str:
         names.append(f" {json.dumps(name)}: {{\n" + ",\n".join(each) + "}")
     head = f'{{"metric": {json.dumps(kept["metric"])}, "curves": {{\n'
     return head + ",\n".join(names) + "}}\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("runs", type=Path, nargs="+", help="or directories with runs in them")
-    parser.add_argument("--name", required=True, help="of the curves, such as their config")
-    parser.add_argument("--metric", default="eval/avg_reward")
-    parser.add_argument("--env", help="name of the env, if not as the runs call it")
-    args = parser.parse_args()
-    keep(args.file, args.runs, args.name, args.metric, args.env)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,6 @@
 folder. A failed command ends an environment.
 """
 
-import argparse
 import datetime
 import os
 import re
@@ -18,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from scripting import parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "README.md"
@@ -96,9 +97,7 @@ ENVIRONMENTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}")
     parser.add_argument("--folder", type=Path, help="of the environments; temporary if not given")
     parser.add_argument("--core", action="store_true", help="of a Python version, tests/core alone")

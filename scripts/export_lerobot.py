@@ -3,7 +3,6 @@
 python scripts/export_lerobot.py DIR --path smolvla.graphs --dtype float16
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import get_args
@@ -13,12 +12,11 @@ from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import ports_of
 from lightning_rl.extensions.export.metadata import versions
 from lightning_rl.extensions.export.parity import Dtype
+from scripting import parser_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("directory", help="what LeRobot's save_pretrained wrote")
     parser.add_argument("--path", type=Path, required=True, help="new directory; a file for an ACT")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="float32")

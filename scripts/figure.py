@@ -5,7 +5,6 @@
 It takes run directories, directories with runs, or files of curves (curves.py).
 """
 
-import argparse
 import html
 import math
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from lightning_rl.extensions.reports.comparison import (
     thinned,
 )
 from lightning_rl.extensions.reports.rendering import METHOD, TITLES
+from scripting import parser_of
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7b4b2a", "#3d3d3d")
 """Colours of the curves on a light page, as in page.html: Okabe and Ito 2008, distinguishable by
@@ -175,9 +175,7 @@ def _short(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--metric", default=METRIC)

@@ -23,6 +23,13 @@ from lightning_rl.extensions.transfer.layout import read_layout
 STEP = 0.001
 
 
+def velocity_of(quaternion, velocity):
+    """Return velocities [3]: forwards and to the left in the frame of a base [4], yaw; of [6]."""
+    mujoco.mju_quat2Mat(frame := np.zeros(9), quaternion.astype(float))
+    forward = frame.reshape(3, 3).T @ velocity[:3]
+    return [*forward[:2], velocity[5]]
+
+
 def plain(model_file, layout, session, commands, steps):
     """Walk in a loop of one's own; return velocities [N, T, 3] (NaN after a fall)."""
     spec = mujoco.MjSpec.from_file(model_file)
@@ -34,15 +41,8 @@ def plain(model_file, layout, session, commands, steps):
     position = np.array([model.joint(name).qposadr[0] for name in joints])
     velocity = np.array([model.joint(name).dofadr[0] for name in joints])
     drive = np.array([model.actuator(name).id for name in joints])
-    pose, kp, kd, scale = (
-        np.array([values[name] for name in joints])
-        for values in (
-            layout.default_position,
-            layout.stiffness,
-            layout.damping,
-            layout.action_scale,
-        )
-    )
+    described = layout.default_position, layout.stiffness, layout.damping, layout.action_scale
+    pose, kp, kd, scale = (np.array([part[name] for name in joints]) for part in described)
     speeds = np.full((len(commands), steps, 3), np.nan)
     for episode, command in enumerate(commands):
         mujoco.mj_resetData(model, data)
@@ -72,9 +72,7 @@ def plain(model_file, layout, session, commands, steps):
                 mujoco.mj_step(model, data)
             if data.qpos[2] < layout.height / 2:
                 break
-            mujoco.mju_quat2Mat(frame := np.zeros(9), data.qpos[3:7])
-            forward = frame.reshape(3, 3).T @ data.qvel[:3]
-            speeds[episode, step] = [*forward[:2], data.qvel[5]]
+            speeds[episode, step] = velocity_of(data.qpos[3:7], data.qvel)
     return speeds
 
 
@@ -106,9 +104,7 @@ def ours(model_file, layout_file, policy_file, commands, steps):
         alive &= ~terminated.numpy()
         root, velocity = env.state["qpos"].numpy(), env.state["qvel"].numpy()
         for row in np.flatnonzero(alive):
-            mujoco.mju_quat2Mat(frame := np.zeros(9), root[row, 3:7].astype(float))
-            forward = frame.reshape(3, 3).T @ velocity[row, :3]
-            speeds[row, step] = [*forward[:2], velocity[row, 5]]
+            speeds[row, step] = velocity_of(root[row, 3:7], velocity[row])
     return speeds, policy.graph
 
 

@@ -34,9 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripting import parser_of, processor, table
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGES = ("lightning-rl", "torch", "triton", "lightning", "tensordict", "gymnasium", "numpy")
+PACKAGES += ("rsl-rl-lib",)
 PATIENCE = 2.5
 """A check is ended after this multiple of its expected time."""
 
@@ -51,6 +54,13 @@ SECONDS_TO_SAY = 1.0
 
 LINES = 60
 """Last lines of a failed check's output in the report."""
+
+MEMORY = """
+## Memory
+
+Bytes allocated at the peak, beyond what was before the run. The estimate is of what training keeps:
+cuBLAS's workspace (tens of MiB) is not in it, and outweighs a small run.
+"""
 
 
 @dataclass(frozen=True)
@@ -81,17 +91,20 @@ CHECKS = (
     Check("resume", "equality:resume", "resumed runs, to uninterrupted ones", 50),
     Check("bf16", "precision:bf16", "bf16-mixed: first ratio, float32 weights, learning", 70),
     Check("memory", "memory:memory", "peak memory to its estimate, and growth", 60),
-    Check("vla_ppo", "learning:vla_ppo", "the VLA toy: clone, then PPO", 120),
-    Check("ppo_push_cube", "learning:ppo_push_cube", "ppo_push_cube.yaml to its bar", 90),
-    Check("ppo_cart_pole", "learning:ppo_cart_pole", "ppo_cart_pole_task.yaml to its bar", 60),
-    Check("grpo_push_cube", "learning:grpo_push_cube", "grpo_push_cube.yaml to its bar", 110),
-    Check("ppo_point_mass", "learning:ppo_point_mass", "ppo_point_mass.yaml to its bar", 90),
-    Check("vla_grpo", "learning:vla_grpo", "the VLA toy: clone, then GRPO", 150),
-    Check("grpo_cart_pole", "learning:grpo_cart_pole", "grpo_cart_pole_task.yaml to its bar", 180),
+    Check("vla_ppo", "learning:learn_vla", "the VLA toy: clone, then PPO", 120),
+    Check("ppo_push_cube", "learning:learn", "ppo_push_cube.yaml to its bar", 90),
+    Check("ppo_cart_pole", "learning:learn", "ppo_cart_pole_task.yaml to its bar", 60),
+    Check("grpo_push_cube", "learning:learn", "grpo_push_cube.yaml to its bar", 110),
+    Check("ppo_point_mass", "learning:learn", "ppo_point_mass.yaml to its bar", 90),
+    Check("vla_grpo", "learning:learn_vla", "the VLA toy: clone, then GRPO", 150),
+    Check("grpo_cart_pole", "learning:learn", "grpo_cart_pole_task.yaml to its bar", 180),
 )
 """Sorted by importance, after the checks that run alone."""
 
 FAILED, NOT_RUN = "failed", "not run"
+
+Outcome = dict[str, Any]
+"""Of a check: name, about, status, seconds, rows, memory, error, output."""
 
 
 def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) -> int:
@@ -105,13 +118,13 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     print(f"{len(chosen)} checks on {args.device}{', small' if args.small else ''}", flush=True)
     report = {
         "command": [Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)],
-        "began": args.began,
+        "began": time.strftime("%Y-%m-%d %H:%M:%S"),
         "device": args.device,
         "small": args.small,
         "machine": machine(args.device),
     }
 
-    def write(outcomes: list[dict[str, Any]]) -> str:
+    def write(outcomes: list[Outcome]) -> str:
         content = report | {"checks": outcomes}
         text = as_markdown(content)
         (args.output / "report.json").write_text(json.dumps(content, indent=1))
@@ -125,16 +138,13 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
 
 def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
     """Parse the command line, and set the defaults of the device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu", "auto"), default="auto")
-    small = "a few iterations each, and no bar that needs more; the default on a CPU"
-    parser.add_argument("--small", action=argparse.BooleanOptionalAction, help=small)
+    parser = parser_of(__doc__)
+    about = "on a CPU a few iterations each, and no bar that needs more"
+    parser.add_argument("--device", choices=("cuda", "cpu", "auto"), default="auto", help=about)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="checks by name, see --list")
     parser.add_argument("--list", action="store_true", help="print the checks and stop")
     parser.add_argument("--output", type=Path, default=Path("gpu_check"), metavar="DIR")
-    limit = f"over everything; {TIME_LIMIT:.0f} on a GPU, none where small, if not given"
+    limit = f"over everything; {TIME_LIMIT:.0f} on a GPU, none on a CPU, if not given"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=limit)
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of each check")
     parser.add_argument("--jobs", type=int, help="at a time; a quarter of the cores on a GPU, or 1")
@@ -152,23 +162,21 @@ def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.N
             parser.error(f"{named} must be above 0, got {value:g}; leave it out for the default.")
     if not args.list:
         args.device = chosen_device(args.device, parser)
-    on_gpu = args.device == "cuda"
-    args.small = not on_gpu if args.small is None else args.small
-    args.time_limit = args.time_limit or (TIME_LIMIT if not args.small else float("inf"))
-    args.jobs = args.jobs or (max(1, min(4, (os.cpu_count() or 1) // 4)) if on_gpu else 1)
-    args.began = time.strftime("%Y-%m-%d %H:%M:%S")
+    args.small = args.device != "cuda"
+    args.time_limit = args.time_limit or (float("inf") if args.small else TIME_LIMIT)
+    args.jobs = args.jobs or (1 if args.small else max(1, min(4, (os.cpu_count() or 1) // 4)))
     args.output = args.output.absolute()
     return args
 
 
-def chosen_device(wanted: str, parser: argparse.ArgumentParser) -> str:
-    if wanted == "cpu":
-        return wanted
+def chosen_device(device: str, parser: argparse.ArgumentParser) -> str:
+    if device == "cpu":
+        return device
     import torch  # here, so that --help and runs on a CPU do not wait for it
 
     if torch.cuda.is_available():
         return "cuda"
-    if wanted == "cuda":
+    if device == "cuda":
         parser.error(
             f"--device cuda: torch {torch.__version__} sees no GPU. Use --device cpu for a small "
             "run of every check, or install a torch built for CUDA and look at nvidia-smi."
@@ -184,39 +192,32 @@ class Runs:
         write: writes the report so far, after each check, in case the machine is taken away.
     """
 
-    def __init__(
-        self, args: argparse.Namespace, write: Callable[[list[dict[str, Any]]], Any]
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, write: Callable[[list[Outcome]], Any]) -> None:
         self._args = args
         self._write = write
         self._deadline = time.monotonic() + args.time_limit
-        self._outcomes: dict[str, dict[str, Any]] = {}
+        self._outcomes: list[Outcome] = []
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
 
-    def all(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
+    def all(self, checks: Sequence[Check]) -> list[Outcome]:
         """Return the results of the checks: first those that run alone, then the others."""
-        order = [*(c for c in checks if c.alone), *(c for c in checks if not c.alone)]
         pool = ThreadPoolExecutor(self._args.jobs)
         try:
-            for check in order:
+            for check in checks:
                 if check.alone:
-                    self._one(check, order)
-            beside = [check for check in order if not check.alone]
-            list(pool.map(lambda check: self._one(check, order), beside))
+                    self._run(check)
+            list(pool.map(self._run, [check for check in checks if not check.alone]))
         finally:  # also after Ctrl-C: processes in own sessions would keep running
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._running):
                 end_group(process)
-        return self._in_order(order)
+        return self._outcomes
 
-    def _in_order(self, order: Sequence[Check]) -> list[dict[str, Any]]:
-        return [self._outcomes[check.name] for check in order if check.name in self._outcomes]
-
-    def _one(self, check: Check, order: Sequence[Check]) -> None:
+    def _run(self, check: Check) -> None:
         """Run a check if there is time left for it, and report."""
         left = self._deadline - time.monotonic()
-        outcome: dict[str, Any] = {"name": check.name, "about": check.about, "seconds": 0.0}
+        outcome: Outcome = {"name": check.name, "about": check.about, "seconds": 0.0}
         outcome |= {"rows": [], "memory": [], "error": None, "output": ""}
         expected = 1.0 if self._args.small else check.seconds
         if left < expected:
@@ -224,13 +225,17 @@ class Runs:
             outcome |= {"status": NOT_RUN, "error": error}
         else:
             timeout = SMALL_SECONDS if self._args.small else PATIENCE * check.seconds
-            outcome |= self._run(check, min(left, self._args.timeout or timeout))
+            outcome |= self._outcome_of(check, min(left, self._args.timeout or timeout))
         with self._lock:
-            self._outcomes[check.name] = outcome
-            print("\n".join(progress(outcome)), flush=True)
-            self._write(self._in_order(order))
+            self._outcomes.append(outcome)
+            error = f"  {outcome['error']}" if outcome["error"] else ""
+            head = f"{outcome['status']:8} {outcome['name']:15} {outcome['seconds']:5.0f} s{error}"
+            lines = [f"    {verdict(row['passed']):3} {said(row)}" for row in outcome["rows"]]
+            print("\n".join([head, *lines]), flush=True)
+            self._write(self._outcomes)
 
-    def _run(self, check: Check, timeout: float) -> dict[str, Any]:
+    def _outcome_of(self, check: Check, timeout: float) -> Outcome:
+        """Run a check, and read what it has written."""
         directory = self._args.output / check.name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -265,29 +270,27 @@ class Runs:
         printed = (directory / "output.txt").read_text(errors="replace")
         if error is not None and (last := last_error(printed)):
             error += f": {last}"
-        found = read_findings(directory / "findings.json")
-        judged = [row["passed"] for row in found["rows"]]
-        passed = error is None and False not in judged
+        written = directory / "findings.json"
+        findings: dict[str, Any] = {"rows": [], "memory": []}
+        if written.exists():  # else the check died before its first row
+            findings = json.loads(written.read_text())
+        passed = error is None and all(row["passed"] is not False for row in findings["rows"])
         return {
             "status": "passed" if passed else FAILED,
             "error": error,
             "seconds": time.monotonic() - began,
             "output": "" if passed else "\n".join(printed.splitlines()[-LINES:]),
-            **found,
+            **findings,
         }
 
 
 def environment() -> dict[str, str]:
     """Return the environment of a check, with the package of this checkout."""
-    paths = [
-        str(ROOT / "src"),
-        str(ROOT),
-        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
-    ]
-    absolute = [str(Path(path).absolute()) for path in paths]
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = (str(Path(path).absolute()) for path in (ROOT / "src", ROOT, HERE, *given))
+    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     # One thread each, unless a check sets more, because several run in parallel.
-    own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}
-    return {"OMP_NUM_THREADS": "1"} | os.environ | own
+    return {"OMP_NUM_THREADS": "1", **os.environ, **changed}
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -297,28 +300,12 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def read_findings(path: Path) -> dict[str, Any]:
-    """Return the rows that a check has written; none if it died before the first one."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        found = {"rows": [], "memory": []}
-    return found
-
-
 def last_error(printed: str) -> str:
     """Return the last line of the last traceback."""
     if "Traceback (most recent call last)" not in printed:
         return ""
     lines = printed.rpartition("Traceback (most recent call last)")[2].splitlines()
     return next((line for line in lines[1:] if line and not line.startswith(" ")), "")
-
-
-def progress(outcome: dict[str, Any]) -> list[str]:
-    """Print the result of a check."""
-    head = f"{outcome['status']:8} {outcome['name']:15} {outcome['seconds']:5.0f} s"
-    lines = [head + (f"  {outcome['error']}" if outcome["error"] else "")]
-    return lines + [f"    {verdict(row['passed']):3} {said(row)}" for row in outcome["rows"]]
 
 
 def said(row: dict[str, Any]) -> str:
@@ -330,136 +317,88 @@ def verdict(passed: bool | None) -> str:
     return "-" if passed is None else "yes" if passed else "NO"
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> list[str]:
     """Return the conditions of the figures: device, driver, cores and versions."""
-    about: dict[str, Any] = {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "commit": commit(),
-        "versions": {"python": platform.python_version()} | versions(),
-    }
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    lines = []
     if device == "cuda":
         import torch
 
         query = "--query-gpu=name,driver_version,memory.total"
-        told = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
-        )
-        about["gpus"] = told.stdout.strip().splitlines() or [torch.cuda.get_device_name()]
+        gpus = printed_by("nvidia-smi", query, "--format=csv,noheader")
+        lines = [f"GPU (name, driver, memory): {gpu}" for gpu in gpus.splitlines()]
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        about["versions"] |= {"cuda": str(torch.version.cuda), "nccl": nccl}
-    return about
+        versions |= {"cuda": str(torch.version.cuda), "nccl": nccl}
+    lines.append(f"{processor()}, {os.cpu_count()} cores, {platform.platform()}")
+    commit = printed_by("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown"
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return [*lines, f"commit {commit}; {packages}"]
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def commit() -> str:
-    told = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
-    return told.stdout.strip() or "unknown"
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in (*PACKAGES, "rsl-rl-lib"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+def printed_by(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def as_markdown(report: dict[str, Any]) -> str:
     outcomes = report["checks"]
     counts = {s: sum(o["status"] == s for o in outcomes) for s in ("passed", FAILED, NOT_RUN)}
-    size = "small: a few iterations each, bars of learning not applied" if report["small"] else ""
+    size = " (small: a few iterations each, bars of learning not applied)"
     lines = [
-        f"# Checks on {report['device']}{f' ({size})' if size else ''}",
+        f"# Checks on {report['device']}{size if report['small'] else ''}",
         "",
         f"{report['began']}: {', '.join(f'{n} {s}' for s, n in counts.items())}.",
         "",
         *results_table(outcomes),
+        MEMORY,
         *memory_table(outcomes),
-        *details(outcomes),
-        *about_machine(report["machine"]),
     ]
+    for outcome in outcomes:
+        if outcome["status"] == FAILED:
+            lines += ["", f"## {outcome['name']} failed", "", outcome["about"] + ".", ""]
+            lines += [f"- {said(row)}" for row in outcome["rows"] if row["passed"] is False]
+            lines += [f"- {outcome['error']}"] if outcome["error"] else []
+            lines += ["", "The end of what it printed:", "", "```", outcome["output"], "```"]
+    lines += ["", "## Machine", "", *(f"- {line}" for line in report["machine"])]
     return "\n".join(lines) + "\n"
 
 
-def results_table(outcomes: list[dict[str, Any]]) -> list[str]:
-    lines = ["| check | passed | figure | bar | seconds |", "|---|---|---|---|---|"]
+def results_table(outcomes: list[Outcome]) -> list[str]:
+    rows = []
     for outcome in outcomes:
         for row in outcome["rows"]:
-            cells = [f"{outcome['name']}: {row['name']}", verdict(row["passed"]), row["figure"]]
-            lines.append(table_row(*cells, row["bar"], f"{row['seconds']:.1f}"))
+            cells = f"{outcome['name']}: {row['name']}", verdict(row["passed"]), row["figure"]
+            rows.append([*cells, row["bar"], f"{row['seconds']:.1f}"])
         if outcome["error"] or not outcome["rows"]:
             passed = NOT_RUN if outcome["status"] == NOT_RUN else "NO"
             error = outcome["error"] or "it found nothing"
-            lines.append(table_row(outcome["name"], passed, error, "", f"{outcome['seconds']:.1f}"))
+            rows.append([outcome["name"], passed, error, "", f"{outcome['seconds']:.1f}"])
+    lines = table(("check", "passed", "figure", "bar", "seconds"), rows)
     missing = [outcome["name"] for outcome in outcomes if outcome["status"] == NOT_RUN]
     if missing:
         lines += ["", f"Not run; run them by `scripts/gpu_check.py --only {' '.join(missing)}`."]
     return lines
 
 
-def memory_table(outcomes: list[dict[str, Any]]) -> list[str]:
+def memory_table(outcomes: list[Outcome]) -> list[str]:
     """Compare each run's device memory with the package's own estimate."""
-    lines = [
-        "",
-        "## Memory",
-        "",
-        "Bytes allocated at the peak, beyond what was before the run. The estimate is of what "
-        "training keeps: cuBLAS's workspace (tens of MiB) is not in it, and outweighs a small run.",
-        "",
-        "| run | iterations | estimated | peak | peak / estimated | growth, second half |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ("run", "iterations", "estimated", "peak", "peak / estimated")
+    rows = []
     for outcome in outcomes:
         for row in outcome["memory"]:
             peak, estimate = row["peak"], row["estimate"]
             ratio = f"{peak / estimate:.2f}" if peak and estimate else ""
-            cells = [f"{outcome['name']}: {row['run']}", str(row["iterations"])]
-            sizes = [mebi(estimate), mebi(peak), ratio, mebi(row["growth"])]
-            lines.append(table_row(*cells, *sizes))
-    return lines
+            sizes = mebi(estimate), mebi(peak), ratio, mebi(row["growth"])
+            rows.append([f"{outcome['name']}: {row['run']}", row["iterations"], *sizes])
+    return table((*columns, "growth, second half"), rows)
 
 
 def mebi(size: float | None) -> str:
     return "" if size is None else f"{size / 2**20:,.1f} MiB"
-
-
-def details(outcomes: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    for outcome in outcomes:
-        if outcome["status"] != FAILED:
-            continue
-        lines += ["", f"## {outcome['name']} failed", "", outcome["about"] + ".", ""]
-        lines += [f"- {said(row)}" for row in outcome["rows"] if row["passed"] is False]
-        if outcome["error"]:
-            lines.append(f"- {outcome['error']}")
-        lines += ["", "The end of what it printed:", "", "```", outcome["output"], "```"]
-    return lines
-
-
-def about_machine(about: dict[str, Any]) -> list[str]:
-    lines = ["", "## Machine", ""]
-    lines += [f"- GPU (name, driver, memory): {gpu}" for gpu in about.get("gpus", [])]
-    lines += [f"- {about['processor']}, {about['cores']} cores, {about['platform']}"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return [*lines, f"- commit {about['commit']}; {versions}"]
-
-
-def table_row(*cells: str) -> str:
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
 
 def leave(number: int, frame: object) -> None:

@@ -3,99 +3,64 @@
     export MUJOCO_GL=egl
     python scripts/hil_pick_cube.py record demonstrations/pick_cube
     python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed 1
-    python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
-    python scripts/hil_pick_cube.py clone demonstrations/pick_cube
-    python scripts/hil_pick_cube.py random
     python scripts/hil_pick_cube.py record demonstrations/pick_cube_pixels --pictures
     python scripts/hil_pick_cube.py train demonstrations/pick_cube_pixels --pictures
+    python scripts/hil_pick_cube.py train demonstrations/pick_cube --data.replay.demonstrations null
 
 With `--pictures` the policy sees the two cameras (`configs/hil_pick_cube_pixels.yaml`), and is
 evaluated after each 5,000 env steps.
 
 `train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations; options of `rl-cli`
-follow its own. Then it plays 50 episodes without help, on unused seeds, with the weights after
-6,000 and after 3,000 env steps. It prints a line of JSON: success, mean length of the successful
-episodes, CPU seconds of the training, the share of steps with interventions, and their number in
-the last 1,000 steps.
+follow its own. The last line above trains without demonstrations; `--data.env.wrappers` with all
+wrappers of the config but the last trains without interventions. Then it plays 50 episodes without
+help, on unused seeds, with the weights after 6,000 and after 3,000 env steps. It prints a line of
+JSON: success, mean length of the successful episodes, and CPU seconds of the training.
 
 Needs the environment of constraints-robots.txt.
 """
 
-import argparse
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from lightning.pytorch import seed_everything
 
 from lightning_rl import (
-    BehaviorCloning,
-    DatasetCollector,
-    GripperActorCritic,
     GripperSAC,
-    GymnasiumEnv,
-    Policy,
-    RLDataModule,
-    RLTrainer,
 )
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert
+from scripting import parser_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ENV = {"random_block_position": True, "reset_delay_seconds": 0.0}
+FIRST_DEMONSTRATION, DEMONSTRATIONS = 10_000, 20
 FIRST_EVALUATION_SEED, EPISODES = 1_000_000, 50
+"""Seeds and numbers of episodes."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("path", type=Path)
-    record_parser.add_argument("--episodes", type=int, default=20)
-    record_parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     record_parser.add_argument("--pictures", action="store_true")
     train_parser = commands.add_parser("train")
     train_parser.add_argument("demonstrations")
     train_parser.add_argument("--seed", type=int, default=1)
     train_parser.add_argument("--pictures", action="store_true")
-    train_parser.add_argument("--output-dir", type=Path, default=Path("outputs"))
-    without = ("interventions", "demonstrations")
-    train_parser.add_argument("--without", nargs="*", choices=without, default=[])
-    clone_parser = commands.add_parser("clone")
-    clone_parser.add_argument("demonstrations")
-    clone_parser.add_argument("--seed", type=int, default=1)
-    commands.add_parser("random").add_argument("--seed", type=int, default=1)
     chosen, rest = parser.parse_known_args()
-    if chosen.command == "train" and chosen.pictures and "interventions" in chosen.without:
-        parser.error("--without interventions is for states: remove --pictures")
     if chosen.command == "record":
-        record(chosen.path, chosen.episodes, chosen.seed, chosen.pictures)
-    elif chosen.command == "clone":
-        policy = clone(chosen.demonstrations, chosen.seed)
-        print(json.dumps({"cloning": evaluate(policy), "seed": chosen.seed}))
-    elif chosen.command == "random":
-        print(json.dumps({"random": evaluate(UniformPolicy(chosen.seed)), "seed": chosen.seed}))
-    else:
-        print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen, rest)))
+        record(chosen.path, chosen.pictures)
+        return
+    print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen.pictures, rest)))
 
 
-def make_env(num_envs: int = 1) -> GymnasiumEnv:
-    """Make envs without help."""
-    return GymnasiumEnv(
-        num_envs, "gym_hil:gym_hil/PandaPickCube-v0", env_kwargs=ENV, wrappers=[PickCube]
-    )
-
-
-def record(path: Path, episodes: int, first_seed: int, pictures: bool) -> None:
+def record(path: Path, pictures: bool) -> None:
     """Record the expert's successful episodes, one per seed."""
     import gym_hil  # noqa: F401  # registers the env
     import gymnasium
@@ -103,12 +68,12 @@ def record(path: Path, episodes: int, first_seed: int, pictures: bool) -> None:
     settings = {**ENV, "image_obs": pictures}
     made = gymnasium.make("gym_hil/PandaPickCube-v0", **settings)
     env: Any = PickCube(made, shadows=False, size=64) if pictures else PickCube(made)
-    expert = PickCubeExpert(noise=0.1, seed=first_seed)
+    expert = PickCubeExpert(noise=0.1, seed=FIRST_DEMONSTRATION)
     about = 10.0, "Pick up the cube.", "png"
     writer = EpisodeWriter(path, env.observation_space, env.action_space, *about)
     lengths: list[int] = []
-    seed = first_seed
-    while len(lengths) < episodes:
+    seed = FIRST_DEMONSTRATION
+    while len(lengths) < DEMONSTRATIONS:
         observation, _ = env.reset(seed=seed)
         expert.reset()
         ended, steps = False, 0
@@ -126,107 +91,45 @@ def record(path: Path, episodes: int, first_seed: int, pictures: bool) -> None:
         seed += 1
     writer.finalise()
     env.close()
-    print(f"{episodes} episodes of {np.mean(lengths):.1f} steps: {path}")
+    print(f"{DEMONSTRATIONS} episodes of {np.mean(lengths):.1f} steps: {path}")
 
 
-def train(
-    demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]
-) -> dict[str, Any]:
+def train(demonstrations: str, seed: int, pictures: bool, options: list[str]) -> dict[str, Any]:
     """Train by rl-cli, and evaluate the policy."""
-    config = f"hil_pick_cube{'_pixels' * chosen.pictures}"
-    name = "-".join([config, *chosen.without, str(seed)])
-    run_dir = chosen.output_dir / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    config = f"hil_pick_cube{'_pixels' * pictures}"
+    run_dir = Path("outputs") / f"{config}-{seed}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     fixed = {
         "config": CONFIGS / f"{config}.yaml",
         "seed_everything": seed,
         "trainer.run_dir": run_dir,
         "trainer.limit_val_batches": 0,
-        "trainer.checkpoint_every_n_iterations": 5_000 if chosen.pictures else 3_000,
+        "trainer.checkpoint_every_n_iterations": 5_000 if pictures else 3_000,
         "data.replay.demonstrations": demonstrations,
     }
-    options = [f"--{key}={value}" for key, value in fixed.items()]
-    if "demonstrations" in chosen.without:
-        options.append("--data.replay.demonstrations=null")
-    if "interventions" in chosen.without:
-        options.append("--data.env.wrappers=" + json.dumps(_wrappers_without_help()))
     started = time.process_time()
-    run(["fit", *options, *rest])
+    run(["fit", *(f"--{key}={value}" for key, value in fixed.items()), *options])
     seconds = time.process_time() - started
     checkpoints = run_dir / "checkpoints"
-    found: dict[str, Any] = {"seed": seed, "without": chosen.without, "cpu_seconds": seconds}
+    results: dict[str, Any] = {"seed": seed, "options": options, "cpu_seconds": seconds}
     for path in (checkpoints / "last.ckpt", *sorted(checkpoints.glob("iteration_*.ckpt"))):
         steps = GripperSAC.load_from_checkpoint(path).env_steps
         trained = load_trained(path, trust_code=True)
-        found[f"after_{steps}"] = evaluate(trained.policy, trained.env())
-    return found | interventions(checkpoints / "last.ckpt")
+        results[f"after_{steps}"] = evaluate(trained.policy, trained.env())
+    return results
 
 
-def clone(demonstrations: str, seed: int) -> Policy:
-    """Return a policy that only clones the demonstrations."""
-    seed_everything(seed)
-    collector = partial(DatasetCollector, path=demonstrations, fps=10.0)
-    budget = {"num_envs": 1, "buffer_size": 100, "total_env_steps": 10_000}
-    data = RLDataModule(make_env, collector=collector, **budget)
-    normalized = {"actor_normalization": "layer", "critic_normalization": "layer"}
-    policy = GripperActorCritic(data.observation_space, data.action_space, **normalized)
-    trainer = RLTrainer(accelerator="cpu", limit_val_batches=0, enable_checkpointing=False)
-    trainer.fit(BehaviorCloning(policy, n_epochs=20, batch_size=64), data)
-    return policy
-
-
-def _wrappers_without_help() -> list[Any]:
-    terms = {"terms": {"discrete_penalty": 1.0}}
-    penalty = {"class_path": "lightning_rl.PenaltyTerms", "init_args": terms}
-    return [{"class_path": "lightning_rl.PickCube"}, penalty]
-
-
-def interventions(checkpoint: Path) -> dict[str, float]:
-    """Return the share of steps with interventions, and their number at the run's end."""
-    from lightning_rl.buffers.replay_files import parts_of, read_part
-    from lightning_rl.checkpoints.format import read_checkpoint
-
-    state = read_checkpoint(checkpoint)["RLDataModule"]["replays"][0]["online"]
-    parts = [read_part(checkpoint.parent / "replay", part) for part in parts_of(state)]
-    if ("intervened",) not in parts[0]:
-        return {"intervened": 0.0, "intervened_in_the_last_1000": 0}
-    taken = torch.cat([part["intervened",] for part in parts]).float()
-    last = int(taken[-1000:].sum())
-    return {"intervened": taken.mean().item(), "intervened_in_the_last_1000": last}
-
-
-def evaluate(policy: Any, env: Any = None) -> dict[str, float]:
+def evaluate(policy: Any, env: Any) -> dict[str, float]:
     """Play episodes without help, each with its own seed, the same for every policy."""
-    env = make_env() if env is None else env
     env.stop_interventions()
     seeds = range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + EPISODES)
     played = [run_episodes(policy, env, [seed], deterministic=True)[0] for seed in seeds]
     env.close()
-    lengths = [one["length"] for one in played if one["success"]]
+    lengths = [episode["length"] for episode in played if episode["success"]]
     return {
         "success": len(lengths) / EPISODES,
         "steps_of_a_success": float(np.mean(lengths)) if lengths else float("nan"),
         "episodes": EPISODES,
     }
-
-
-class UniformPolicy(Policy):
-    """Draws from the action space, for any observation."""
-
-    def __init__(self, seed: int) -> None:
-        env = make_env()
-        super().__init__(env.single_observation_space, env.single_action_space)
-        env.close()
-        self.action_space.seed(seed)
-
-    def forward(self, td: Any, deterministic: bool = False, generator: Any = None) -> Any:
-        action = torch.as_tensor(self.action_space.sample())[None]
-        return td.update({"action": action, "sample_log_prob": torch.zeros(1)})
-
-    def get_value(self, td: Any) -> Any:
-        raise NotImplementedError
-
-    def evaluate_actions(self, td: Any) -> Any:
-        raise NotImplementedError
 
 
 if __name__ == "__main__":

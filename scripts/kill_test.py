@@ -18,6 +18,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import seed_everything
@@ -34,17 +35,10 @@ from lightning_rl import (
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import read_checkpoint
+from scripting import QUIET, table
 
-RESULTS = Path(__file__).parent / "results"
-COMPARED = (
-    "state_dict",
-    "optimizer_states",
-    "lightning_rl",
-    "RLDataModule",
-    "global_step",
-    "loops",
-)
-
+COMPARED = ("state_dict", "optimizer_states", "lightning_rl", "global_step", "loops")
+"""Parts of a checkpoint that must be equal, next to the state of the data module."""
 
 CAPACITY = 300
 """Size of SAC's replay: it is full before a run of 40 iterations ends."""
@@ -63,22 +57,21 @@ def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None
         num_eval_episodes=1,
         replay=partial(ReplayBuffer, capacity=CAPACITY) if off_policy else None,
     )
-    spaces, sizes = (data.observation_space, data.action_space), (128, 128)
+    spaces = data.observation_space, data.action_space
+    network: dict[str, Any] = {"hidden_sizes": (128, 128), "normalize_observation": True}
     model: SAC | PPO
     if off_policy:
-        policy = SquashedActorCritic(*spaces, sizes, normalize_observation=True)
-        model = SAC(policy, batch_size=16, random_env_steps=48, updates_per_env_step=0.25)
+        settings = {"random_env_steps": 48, "updates_per_env_step": 0.25}
+        model = SAC(SquashedActorCritic(*spaces, **network), batch_size=16, **settings)
     else:
-        actor = ActorCritic(*spaces, sizes, normalize_observation=True)
+        actor = ActorCritic(*spaces, **network)
         model = PPO(actor, n_epochs=1, batch_size=16, normalize_reward=True)
     trainer = RLTrainer(
         run_dir=str(run_dir),
-        logger=False,
-        enable_progress_bar=False,
         accelerator="cpu",
-        limit_val_batches=0,
         checkpoint_every_n_iterations=5,
         keep_checkpoints=2,
+        **QUIET | {"enable_checkpointing": True},
     )
     trainer.fit(model, data, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 
@@ -102,10 +95,6 @@ def finished(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def alive(process: int) -> bool:
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
 def same(a: object, b: object) -> bool:
     """Compare two trees of tensors and plain values, bit for bit."""
     if isinstance(a, torch.Tensor):
@@ -124,10 +113,9 @@ def ended(run_dir: Path) -> dict[str, object]:
     states = checkpoint["RLDataModule"].get("replays", [])
     kept["RLDataModule"] = {k: v for k, v in checkpoint["RLDataModule"].items() if k != "replays"}
     env = GymnasiumEnv(id="Pendulum-v1", num_envs=1)
+    spaces = env.single_observation_space, env.single_action_space
     for state in states:  # the division into files depends on the time of the save
-        replay = ReplayBuffer(
-            env.single_observation_space, env.single_action_space, 2, capacity=CAPACITY
-        )
+        replay = ReplayBuffer(*spaces, 2, capacity=CAPACITY)
         replay.load_state_dict(state, last(run_dir).parent / REPLAY_FOLDER)
         kept["drawn"] = [dict(batch.items()) for batch in replay.batches(50, 64)]
     return kept
@@ -136,9 +124,9 @@ def ended(run_dir: Path) -> dict[str, object]:
 class Trials:
     """The results of the kills."""
 
-    def __init__(self, algorithm: str, root: Path, iterations: int, seed: int) -> None:
+    def __init__(self, algorithm: str, root: Path, iterations: int) -> None:
         self.algorithm, self.root, self.iterations = algorithm, root, iterations
-        self.draw = random.Random(seed)
+        self.draw = random.Random(0)
         self.kills = self.during_save = self.unreadable = self.different = self.leftovers = 0
         self.iterations_at_kill: list[int] = []
         began = time.perf_counter()
@@ -153,7 +141,8 @@ class Trials:
             time.sleep(0.001)
         time.sleep(self.draw.uniform(0, 0.6 * self.duration))
         if self.kills % 4:  # three of four during a save, or right after it
-            while not list(run_dir.glob("checkpoints/.tmp-*")) and alive(process):
+            running = partial(os.waitid, os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            while not list(run_dir.glob("checkpoints/.tmp-*")) and running() is None:
                 pass
             time.sleep(self.draw.uniform(0, 0.004))
         with contextlib.suppress(ProcessLookupError):
@@ -178,19 +167,25 @@ class Trials:
     def report(self) -> str:
         reached = sorted(self.iterations_at_kill)
         span = f"{reached[0]} to {reached[-1]}" if reached else "none"
-        return (
-            f"# Kills while saving: {self.algorithm.upper()}\n\n"
-            f"`python scripts/kill_test.py --algorithm {self.algorithm} --check`: SIGKILL at a "
-            "random time to a run that saves after every iteration; then resume.\n\n"
-            "| what | runs |\n|---|---|\n"
-            f"| killed | {self.kills} |\n"
-            f"| of these with an unfinished file, so in the middle of a save | {self.during_save} "
-            "|\n"
-            f"| unreadable `last.ckpt` | {self.unreadable} |\n"
-            f"| resumed run differs from the undisturbed one in any bit | {self.different} |\n"
-            f"| unfinished files left after the resumed run | {self.leftovers} |\n\n"
-            f"Iterations in `last.ckpt` at the kill: {span} of {self.iterations}.\n"
-        )
+        command = f"python scripts/kill_test.py --algorithm {self.algorithm} --check"
+        rows = {
+            "killed": self.kills,
+            "of these with an unfinished file, so in the middle of a save": self.during_save,
+            "unreadable `last.ckpt`": self.unreadable,
+            "resumed run differs from the undisturbed one in any bit": self.different,
+            "unfinished files left after the resumed run": self.leftovers,
+        }
+        lines = [
+            f"# Kills while saving: {self.algorithm.upper()}",
+            "",
+            f"`{command}`: SIGKILL at a random time to a run that saves after every iteration; "
+            "then resume.",
+            "",
+            *table(("what", "runs"), rows.items()),
+            "",
+            f"Iterations in `last.ckpt` at the kill: {span} of {self.iterations}.",
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def last(run_dir: Path) -> Path:
@@ -202,17 +197,13 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=("ppo", "sac"), default="ppo")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--iterations", type=int, default=40, help="of each run")
-    parser.add_argument("--seed", type=int, default=0, help="of the times of the kills")
-    parser.add_argument("--write", action="store_true", help="write results/kill_test_*.md")
     parser.add_argument("--check", action="store_true", help="fail where anything was lost")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        trials = Trials(options.algorithm, Path(root), options.iterations, options.seed)
+        trials = Trials(options.algorithm, Path(root), options.iterations)
         while trials.kills < options.kills:
             trials.kill_once()
     print(trials.report())
-    if options.write:
-        (RESULTS / f"kill_test_{options.algorithm}.md").write_text(trials.report())
     if options.check and (trials.unreadable or trials.different or trials.leftovers):
         sys.exit(1)
 

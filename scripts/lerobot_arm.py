@@ -49,17 +49,14 @@ class Shared:
     def disconnect(self):
         self.is_connected = False
 
-    def calibrate(self):
-        pass
-
-    def configure(self):
-        pass
-
     def get_action(self):
         return dict.fromkeys(NAMES, 9.0)
 
-    def send_feedback(self, feedback):
-        pass
+    def calibrate(self): ...
+
+    def configure(self): ...
+
+    def send_feedback(self, feedback): ...
 
 
 class Arm(Shared, Robot):

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripting import parser_of
+
 ROOT = Path(__file__).parents[1]
 CONFIG = """
 model:
@@ -41,11 +43,6 @@ KINDS = {
     "picture": "encoder: DictEncoder",
 }
 RANGE = 512.0
-
-
-def run(*command: object, folder: Path) -> None:
-    print("$", *command, flush=True)
-    subprocess.run([str(part) for part in command], check=True, cwd=folder)
 
 
 def compare(directory: str, source: str) -> None:
@@ -83,47 +80,37 @@ def compare(directory: str, source: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--python", type=Path, help="of LeRobot's environment, with the plug-in")
     parser.add_argument("--compare", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.compare:
         return compare(*args.compare)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        python = (args.python or folder / "lerobot/bin/python").absolute()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*command: object) -> None:
+            print("$", *command, flush=True)
+            subprocess.run([str(part) for part in command], check=True, cwd=folder)
+
+        python = (args.python or Path(folder) / "lerobot/bin/python").absolute()
         if args.python is None:
-            run("uv", "venv", "--python", "3.12", "lerobot", folder=folder)
+            run("uv", "venv", "--python", "3.12", "lerobot")
             extras = f"{ROOT}[export]", f"{ROOT}/plugins/lerobot_policy_lightning_rl"
-            run(
-                "uv", "pip", "install", "--python", python, *extras, "lerobot[pusht]", folder=folder
-            )
+            run("uv", "pip", "install", "--python", python, *extras, "lerobot[pusht]")
+        cli = python, "-m", "lightning_rl"
         for kind, keys in KINDS.items():
-            (folder / "config.yaml").write_text(CONFIG.replace("KEYS", keys))
-            cli = python, "-m", "lightning_rl"
-            run(*cli, "fit", "--config", "config.yaml", "--trainer.run_dir", kind, folder=folder)
+            Path(folder, "config.yaml").write_text(CONFIG.replace("KEYS", keys))
+            run(*cli, "fit", "--config", "config.yaml", "--trainer.run_dir", kind)
             for form in ("safetensors", "onnx"):
-                options = "--ckpt_path", kind, "--format", form, "--path", f"{kind}.{form}"
-                run(*cli, "export", *options, folder=folder)
+                path = f"{kind}.{form}"
+                run(*cli, "export", "--ckpt_path", kind, "--format", form, "--path", path)
             for source in (kind, f"{kind}.safetensors", f"{kind}.onnx"):
                 directory = f"lerobot_{source}"
-                run(python, "-m", "lerobot_policy_lightning_rl", source, directory, folder=folder)
-                run(python, Path(__file__).absolute(), "--compare", directory, kind, folder=folder)
-        evaluate = (
-            python.absolute().parent / "lerobot-eval",
-            "--policy.path=lerobot_state",
-            "--env.type=pusht",
-        )
-        run(
-            *evaluate,
-            "--eval.n_episodes=2",
-            "--eval.batch_size=2",
-            "--eval.use_async_envs=false",
-            "--policy.device=cpu",
-            folder=folder,
-        )
+                run(python, "-m", "lerobot_policy_lightning_rl", source, directory)
+                run(python, Path(__file__).absolute(), "--compare", directory, kind)
+        options = "--eval.n_episodes=2 --eval.batch_size=2 --eval.use_async_envs=false"
+        policy = "--policy.path=lerobot_state --policy.device=cpu --env.type=pusht"
+        run(python.parent / "lerobot-eval", *policy.split(), *options.split())
 
 
 if __name__ == "__main__":

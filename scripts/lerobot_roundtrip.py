@@ -1,28 +1,26 @@
 """Cross-check datasets with LeRobot's own reader and writer, version 0.4.4.
 
-python scripts/lerobot_roundtrip.py                     # an environment of its own, both directions
-python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
+    python scripts/lerobot_roundtrip.py                     # both directions
+    python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
 
 LeRobot pins older versions of torch than ours. So it is installed without its dependencies, plus
 the few that its datasets need, into a virtual environment that sees the packages of this one.
-LeRobot opens a dataset of ours (also a labelled one), and we train from a dataset of LeRobot. Both
-read all datasets, also those with a deleted episode and merged ones, and must agree frame by frame.
+We read our datasets and those of LeRobot as they were given, and train from the latter. LeRobot
+reads all of them, also labelled ones, those with a deleted episode and merged ones, and must agree
+with us frame by frame.
 An episode of LeRobot's has two tasks, and our copy keeps them. PyAV decodes the frames of videos in
 both; LeRobot's default, TorchCodec, needs FFmpeg's libraries in the system.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
-import textwrap
-import venv
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -40,6 +38,11 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.extensions.datasets.label import label_dataset
+from scripting import QUIET, interpreter_in, parser_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.envs import ScriptedEnv
 
 PACKAGES = (
     "lerobot==0.4.4",
@@ -61,6 +64,9 @@ OBSERVATION = Dict(
         "pixels": Dict({"front": Box(0, 255, (48, 64, 3), np.uint8)}),
     }
 )
+OF_LEROBOT = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
+"""LeRobot's tools refuse columns of two dimensions."""
+
 ACTION = Box(-9, 9, (2,), np.float32)
 FPS = 10
 LENGTHS = (5, 1, 4)
@@ -166,15 +172,11 @@ globals()[sys.argv[1]](*sys.argv[2:])
 
 
 def environment(path: Path) -> Path:
-    """Make the virtual environment if it is missing; return its interpreter."""
-    python = path / "bin" / "python"
-    if not python.exists():
-        venv.create(path, with_pip=True)
-        (site,) = path.glob("lib/python*/site-packages")
-        # After its own packages, which may have older versions.
-        (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES]
-        subprocess.run(command, check=True)
+    """Make the virtual environment; return its interpreter."""
+    python = interpreter_in(path, ["--no-deps", *PACKAGES])
+    (site,) = path.glob("lib/python*/site-packages")
+    # After its own packages, which may have older versions.
+    (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
     return python
 
 
@@ -189,8 +191,8 @@ def by_lerobot(python: Path, *arguments: object) -> dict:
     )
     if run.returncode:
         raise SystemExit(run.stderr)
-    found = run.stdout.partition("RESULT")[2]
-    return json.loads(found) if found else {}
+    result = run.stdout.partition("RESULT")[2]
+    return json.loads(result) if result else {}
 
 
 def episodes() -> list[dict[str, np.ndarray]]:
@@ -237,83 +239,59 @@ def differ(found: object, expected: object) -> float:
     return float(np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64)).mean())
 
 
-def check_theirs(found: dict, pictures: str) -> None:
-    """Check LeRobot's reading of our dataset."""
-    ends = np.cumsum(LENGTHS)
-    assert found["bounds"] == [[int(e - n), int(e)] for e, n in zip(ends, LENGTHS, strict=True)]
-    assert (found["fps"], found["episodes"], found["tasks"]) == (FPS, 3, [0, 1])
-    assert len(found["frames"]) == ends[-1]
-    worst, rows = 0.0, iter(found["frames"])
-    for number, episode in enumerate(episodes()):
-        for t in range(LENGTHS[number]):
-            row, last = next(rows), t == LENGTHS[number] - 1
-            named = {"state": "state", "block": "environment_state"}
-            for ours, theirs in named.items():
-                np.testing.assert_array_equal(
-                    np.array(row[f"observation.{theirs}"], np.float32), episode[ours][t]
-                )
-            np.testing.assert_array_equal(np.array(row["action"], np.float32), episode["action"][t])
-            assert row["next.reward"] == episode["reward"][t]
-            assert row["next.done"] == last
-            assert row["next.terminated"] == (last and number == 0)
-            assert row["next.truncated"] == (last and number != 0)
-            assert row["next.success"] == (last and number == 0)
-            assert row["complementary_info.is_intervention"] == (t % 2 == 1)
-            assert row["complementary_info.penalty"] == -0.5 * t
-            assert (row["episode_index"], row["frame_index"]) == (number, t)
-            assert row["task"] == TASKS[number]
-            worst = max(worst, differ(row["front"], episode["front"][t]))
-    assert worst <= (CODEC_ERROR if pictures == "video" else 0.0), worst
-    print(f"LeRobot reads ours ({pictures}): {len(found['frames'])} frames, {worst:.2f} of 255 off")
-
-
-def check_labels(path: Path, found: dict) -> None:
-    """Check LeRobot's reading of our labels."""
-    ours = torch.cat([one.extra["advantage"] for one in read_episodes(path)])
-    theirs = [row["complementary_info.advantage"] for row in found["frames"]]
-    np.testing.assert_array_equal(np.array(theirs, np.float32), ours.numpy())
-    assert {row["complementary_info.advantage_positive"] for row in found["frames"]} == {0, 1}
-    print(f"LeRobot reads our labels: {len(theirs)} advantages")
-
-
 def check_ours(path: Path, pictures: str) -> None:
     """Check our reading of a dataset that LeRobot wrote, and train from it."""
     check_read(path, pictures, range(len(LENGTHS)))
     train(path)
 
 
-def check_read(path: Path, pictures: str, numbers: Sequence[int]) -> None:
-    """Check our reading of a dataset that LeRobot wrote or changed.
+def check_read(
+    path: Path, pictures: str, numbers: Sequence[int], written_by_us: bool = False
+) -> None:
+    """Check our reading of a dataset against what was given.
 
     Args:
         path: path of the dataset.
         pictures: format of its pictures.
         numbers: expected episodes.
+        written_by_us: instead of by LeRobot, which keeps no final observation.
     """
-    space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
-    found = read_episodes(path, observation_space=space, action_space=ACTION, fps=FPS)
-    assert found.lengths == [LENGTHS[number] for number in numbers]
+    space = OBSERVATION if written_by_us else OF_LEROBOT
+    read = read_episodes(path, observation_space=space, action_space=ACTION, fps=FPS)
+    assert read.lengths == [LENGTHS[number] for number in numbers]
     worst, given = 0.0, episodes()
-    for number, episode in zip(numbers, found, strict=True):
-        expected = given[number]
-        state = episode.observation["agent_pos"][:-1]
-        np.testing.assert_array_equal(state.numpy(), expected["state"][:-1])
+    for number, episode in zip(numbers, read, strict=True):
+        expected, steps = given[number], len(episode) + written_by_us
+        state, front = episode.observation["agent_pos"], episode.observation["pixels"]["front"]
+        np.testing.assert_array_equal(state[:steps].numpy(), expected["state"][:steps])
         np.testing.assert_array_equal(episode.action.numpy(), expected["action"])
         np.testing.assert_array_equal(episode.reward.numpy(), expected["reward"])
-        assert (episode.tasks or (episode.task,) * len(episode)) == OF_STEPS[number]
-        assert not episode.final_known
-        front = episode.observation["pixels"]["front"][:-1]
-        worst = max(worst, *(map(differ, front.numpy(), expected["front"][:-1])))
+        worst = max(worst, *map(difference, front[:steps].numpy(), expected["front"][:steps]))
+        assert episode.final_known == written_by_us
+        if written_by_us:
+            block = episode.observation["environment_state"]
+            np.testing.assert_array_equal(block.numpy(), expected["block"])
+            assert episode.task == TASKS[number]
+            assert episode.success == bool(episode.terminated[-1]) == (number == 0)
+            assert episode.intervened.tolist() == [t % 2 == 1 for t in range(len(episode))]
+            assert episode.extra["penalty"].tolist() == [-0.5 * t for t in range(len(episode))]
+        else:
+            assert (episode.tasks or (episode.task,) * len(episode)) == OF_STEPS[number]
     assert worst <= (CODEC_ERROR if pictures == "video" else 0.0), worst
-    print(f"We read LeRobot's ({pictures}): {sum(found.lengths)} frames, {worst:.2f} of 255 off")
+    print(f"We read {path.name}: {sum(read.lengths)} frames, {worst:.2f} of 255 off")
+
+
+def difference(picture: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(picture.astype(np.float64) - expected).mean())
 
 
 def check_agreement(path: Path, read: dict) -> None:
     """Check that LeRobot (`read`) and we read each frame of a dataset equally."""
     rows = iter(read["frames"])
-    found = read_episodes(path, KEYS, fps=FPS)
-    assert [end - begin for begin, end in read["bounds"]] == found.lengths
-    for number, episode in enumerate(found):
+    ours = read_episodes(path, KEYS, fps=FPS)
+    assert [end - begin for begin, end in read["bounds"]] == ours.lengths
+    assert (read["fps"], read["episodes"], read["tasks"]) == (FPS, len(ours), [0, 1])
+    for number, episode in enumerate(ours):
         tasks = episode.tasks or (episode.task,) * len(episode)
         for t in range(len(episode)):
             row, last = next(rows), t == len(episode) - 1
@@ -324,42 +302,35 @@ def check_agreement(path: Path, read: dict) -> None:
             assert row["next.done"] == last == bool((episode.terminated | episode.truncated)[t])
             if "next.terminated" in row:
                 assert row["next.terminated"] == episode.terminated[t]
+                assert row["next.truncated"] == episode.truncated[t]
                 assert row["next.success"] == bool(last and episode.success)
+                assert row["complementary_info.is_intervention"] == episode.intervened[t]
+            for name, numbers in episode.extra.items():
+                assert row[f"complementary_info.{name}"] == numbers[t].item()
+            if "environment_state" in episode.observation:
+                block = episode.observation["environment_state"][t].tolist()
+                assert row["observation.environment_state"] == block
             front = episode.observation["pixels"]["front"][t]
             np.testing.assert_array_equal(np.array(row["front"]), front.numpy())
     assert next(rows, None) is None
-    print(f"Both read the same of {path.name}: {sum(found.lengths)} frames")
+    print(f"Both read the same of {path.name}: {sum(ours.lengths)} frames")
 
 
 def copied(source: Path, path: Path, pictures: str) -> Path:
     """Copy a dataset of LeRobot by our reader and writer."""
-    space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
-    writer = EpisodeWriter(path, space, ACTION, FPS, pictures=pictures)
-    for episode in read_episodes(source, observation_space=space, action_space=ACTION):
+    writer = EpisodeWriter(path, OF_LEROBOT, ACTION, FPS, pictures=pictures)
+    for episode in read_episodes(source, observation_space=OF_LEROBOT, action_space=ACTION):
         writer.write(episode)
     writer.finalise()
     assert not any(episode.final_known for episode in read_episodes(path))
     return path
 
 
-class Still(gymnasium.Env):
-    """An env with the spaces of the datasets; the policy ignores its pictures."""
-
-    observation_space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
-    action_space = ACTION
-    metadata: ClassVar = {"render_fps": FPS, "render_modes": []}
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        return {"agent_pos": np.zeros(3, np.float32)}, {}
-
-    def step(self, action: np.ndarray) -> tuple:
-        return {"agent_pos": np.zeros(3, np.float32)}, 0.0, False, True, {}
-
-
 def train(path: Path) -> None:
     """Clone the episodes of a dataset, for an iteration."""
-    if "Still-v0" not in gymnasium.registry:
-        gymnasium.register("Still-v0", Still)
+    space = Dict({"agent_pos": OBSERVATION["agent_pos"]})  # the policy ignores the pictures
+    still = partial(ScriptedEnv, space, ACTION, truncated=True, metadata={"render_fps": FPS})
+    gymnasium.register("Still-v0", still)
     data = RLDataModule(
         partial(GymnasiumEnv, id="Still-v0"),
         collector=partial(DatasetCollector, path=str(path)),
@@ -370,61 +341,67 @@ def train(path: Path) -> None:
     )
     policy = ActorOnly(data.observation_space, data.action_space)
     before = [parameter.clone() for parameter in policy.parameters()]
-    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 0}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = RLTrainer(run_dir=folder, enable_checkpointing=False, logger=False, **quiet)
+        trainer = RLTrainer(run_dir=folder, accelerator="cpu", **QUIET)
         trainer.fit(BehaviorCloning(policy, n_epochs=1, batch_size=4), data)
     pairs = zip(before, policy.parameters(), strict=True)
     assert any(not torch.equal(old, new) for old, new in pairs)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__))
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--environment", type=Path, help="kept there; else made and removed")
+    parser = parser_of(__doc__)
     parser.add_argument("--fixtures", type=Path, help="an archive of what both wrote")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        python = environment(arguments.environment or work / "environment")
+        python = environment(work / "environment")
         given = episodes()
         frames = {
-            name: np.concatenate([one[name][: len(one["action"])] for one in given])
+            name: np.concatenate([episode[name][: len(episode["action"])] for episode in given])
             for name in ("state", "front", "action", "reward")
         }
         np.savez(work / "given.npz", **frames, lengths=LENGTHS, tasks=np.concatenate(OF_STEPS))
         for pictures in ("png", "video"):
-            for finalised in (False, True):
-                ours = work / f"ours-{pictures}-{finalised}"
-                write_ours(ours, pictures, finalised)
-                found = by_lerobot(python, "read", ours)
-                check_theirs(found, pictures)
-                columns = [key for key in found["stats"] if key.startswith("observation.")]
-                assert len(columns) == (3 if finalised else 0)
-            shutil.copytree(ours, work / "fixtures" / f"ours-{pictures}")
-            label_dataset(ours, success=[0], failure="all")
-            found = by_lerobot(python, "read", ours)
-            check_theirs(found, pictures)
-            check_labels(ours, found)
-            theirs = work / f"theirs-{pictures}"
-            by_lerobot(python, "write", theirs, work / "given.npz", pictures)
-            check_ours(theirs, pictures)
-            made = {"theirs": theirs}
-            check_agreement(theirs, by_lerobot(python, "read", theirs))
-            copy = copied(theirs, work / f"copied-{pictures}", pictures)
-            check_agreement(copy, by_lerobot(python, "read", copy))
-            for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
-                for source in (copy, theirs):  # its tools refuse columns of two dimensions
-                    target = work / f"{name}-{source.name}"
-                    by_lerobot(python, "edit", target, *[source] * (1 + (name == "merged")))
-                    check_agreement(target, by_lerobot(python, "read", target))
-                check_read(target, pictures, numbers)
-                made[name] = target
-            for name, dataset in made.items():
-                shutil.copytree(dataset, work / "fixtures" / f"{name}-{pictures}")
+            check_direction_to_lerobot(python, work, pictures)
+            check_direction_from_lerobot(python, work, pictures)
         if arguments.fixtures is not None:
             target = str(arguments.fixtures.with_suffix(""))
             shutil.make_archive(target, "zip", work / "fixtures")
+
+
+def check_direction_to_lerobot(python: Path, work: Path, pictures: str) -> None:
+    """Let LeRobot read a dataset of ours: unfinished, finalised and labelled."""
+    for finalised in (False, True):
+        ours = work / f"ours-{pictures}-{finalised}"
+        write_ours(ours, pictures, finalised)
+        check_read(ours, pictures, range(len(LENGTHS)), written_by_us=True)
+        read = by_lerobot(python, "read", ours)
+        check_agreement(ours, read)
+        columns = [key for key in read["stats"] if key.startswith("observation.")]
+        assert len(columns) == (3 if finalised else 0)
+    shutil.copytree(ours, work / "fixtures" / f"ours-{pictures}")
+    label_dataset(ours, success=[0], failure="all")
+    check_agreement(ours, by_lerobot(python, "read", ours))
+
+
+def check_direction_from_lerobot(python: Path, work: Path, pictures: str) -> None:
+    """Read and copy what LeRobot wrote, merged and deleted from."""
+    theirs = work / f"theirs-{pictures}"
+    by_lerobot(python, "write", theirs, work / "given.npz", pictures)
+    check_ours(theirs, pictures)
+    check_agreement(theirs, by_lerobot(python, "read", theirs))
+    copy = copied(theirs, work / f"copied-{pictures}", pictures)
+    check_agreement(copy, by_lerobot(python, "read", copy))
+    datasets = {"theirs": theirs}
+    for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
+        for source in (copy, theirs):
+            datasets[name] = work / f"{name}-{source.name}"
+            sources = [source] * (2 if name == "merged" else 1)
+            by_lerobot(python, "edit", datasets[name], *sources)
+            check_agreement(datasets[name], by_lerobot(python, "read", datasets[name]))
+        check_read(datasets[name], pictures, numbers)
+    for name, dataset in datasets.items():
+        shutil.copytree(dataset, work / "fixtures" / f"{name}-{pictures}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ how to come back from a deviation (Laskey et al. 2017, "DART").
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,11 @@ NEAR = 0.015
 
 OPEN, CLOSED = -1.0, 1.0
 
-NOISE = np.array([1.0, 1.0, 1.0, 0.3, 0.3, 0.3])
-"""Relative noise of motion and rotation."""
+NOISE = 0.2
+"""On the motion, 1 is its bound."""
+
+SHARES = np.array([1.0, 1.0, 1.0, 0.3, 0.3, 0.3])
+"""Of the noise, on motion and rotation."""
 
 
 class Task(NamedTuple):
@@ -118,57 +121,47 @@ def play(env: LiberoTask, task: Task, number: int, noise: float) -> Episode:
     observations, actions, rewards, success = [observation], [], [], False
     while len(actions) < LIMITS[""] and not success:
         action = act(observation, task)
-        action[:6] += noise * NOISE * generator.normal(size=6)
+        action[:6] += noise * SHARES * generator.normal(size=6)
         actions.append(action.clip(-1.0, 1.0))
         observation, reward, success, _, _ = env.step(actions[-1])
         observations.append(observation)
         rewards.append(reward)
-    nowhere = torch.zeros(len(actions), dtype=torch.bool)
-    terminated, truncated = nowhere.clone(), nowhere.clone()
-    (terminated if success else truncated)[-1] = True
-    return Episode(
-        observation={
+    ended = torch.zeros(len(actions), dtype=torch.bool)
+    ended[-1] = True
+    steps = {
+        "observation": {
             key: torch.from_numpy(np.stack([step[key] for step in observations]))
             for key in observation
         },
-        action=torch.from_numpy(np.stack(actions)),
-        reward=torch.tensor(rewards),
-        terminated=terminated,
-        truncated=truncated,
-        success=success,
-        intervened=nowhere,
-        task=env.task,
-    )
+        "action": torch.from_numpy(np.stack(actions)),
+        "reward": torch.tensor(rewards),
+        "terminated": ended & success,
+        "truncated": ended & (not success),
+    }
+    return replace(Episode.of_steps(steps, env.task), success=success)
 
 
-def main(options: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="of the datasets")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--episodes", type=int, default=50, help="of each task")
-    parser.add_argument("--noise", type=float, default=0.2, help="of the motion, 1 is its bound")
     parser.add_argument("--cameras", nargs="*", default=[], choices=list(CAMERAS))
     parser.add_argument("--size", type=int, default=64, help="of the pictures")
-    arguments = parser.parse_args(options)
+    arguments = parser.parse_args()
     for name in arguments.tasks:
         suite, task_id = name.split(":")
         began = time.process_time()
-        env = LiberoTask(
-            suite,
-            int(task_id),
-            cameras=arguments.cameras,
-            size=arguments.size,
-            objects=True,
-            relative=True,
-        )
+        seen = {"cameras": arguments.cameras, "size": arguments.size, "objects": True}
+        env = LiberoTask(suite, int(task_id), **seen, relative=True)
         path = arguments.folder / f"{suite}_{task_id}"
         spaces = env.observation_space, env.action_space
         writer = EpisodeWriter(path, *spaces, env.metadata["render_fps"], env.task)
         successes, steps = 0, 0
         for number in range(arguments.episodes):
-            episode = play(env, TASKS[name], number, arguments.noise)
+            episode = play(env, TASKS[name], number, NOISE)
             writer.write(episode)
             successes += bool(episode.success)
             steps += len(episode)

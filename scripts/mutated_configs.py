@@ -9,7 +9,6 @@ fork is a finding if it prints a traceback, ends with another status than 0 with
 does not begin to train within --seconds. The script prints the output of each finding.
 """
 
-import argparse
 import contextlib
 import copy
 import os
@@ -23,8 +22,12 @@ from pathlib import Path
 
 import yaml
 
-from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from scripting import parser_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.commands import Command
 
 MEMORY = 24 * 2**30
 """Bytes of address space of a fork."""
@@ -101,36 +104,16 @@ def mutated(number, seed):
     return name, changes, config
 
 
-def in_a_fork(arguments, seconds):
-    """Run the command in a fork; return its exit code (None if it hangs) and its output."""
-    printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        for stream in (1, 2):
-            os.dup2(printed.fileno(), stream)
-        code = 0
-        try:
-            run(arguments)
-        except SystemExit as stop:
-            code = stop.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 70
-        sys.stdout.flush()
-        os._exit(code)
-    deadline, status = time.monotonic() + seconds, None
-    while status is None and time.monotonic() < deadline:
-        done, found = os.waitpid(pid, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(found) if done else None
+def ended(seconds, *arguments):
+    """Run `rl-cli`; return its exit code (None if it hangs) and its output."""
+    command = Command(*arguments)
+    deadline = time.monotonic() + seconds
+    while command.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
+    code = command.returncode
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    if status is None:
-        os.waitpid(pid, 0)
-    printed.seek(0)
-    return status, printed.read().decode(errors="replace")
+        os.killpg(command.pid, signal.SIGKILL)  # its workers, too
+    return code, command.stdout + command.stderr
 
 
 def finding(code, text):
@@ -148,31 +131,28 @@ def finding(code, text):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=400)
-    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--show", action="store_true", help="print each message too")
     options = parser.parse_args()
-    found = ends = 0
+    findings = ends = 0
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # the forks inherit it
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
-        for number in range(options.first, options.first + options.count):
+        for number in range(options.count):
             name, changes, config = mutated(number, options.seed)
             Path("mutated.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-            code, text = in_a_fork(["fit", "--config", "mutated.yaml"], options.seconds)
+            code, text = ended(options.seconds, "fit", "--config", "mutated.yaml")
             ends += code == 0 or code is None
             wrong = finding(code, text)
-            found += wrong is not None
-            if wrong or (options.show and code):
-                ending = f"{wrong or code}; {'; '.join(changes)}\n{text[-1500:]}"
-                print(f"--- {number}, {name}: {ending}", flush=True)
-    messages = options.count - ends - found
-    print(f"{options.count} configs: {ends} runs, {messages} messages, {found} findings")
-    sys.exit(bool(found))
+            findings += wrong is not None
+            if wrong is not None:
+                print(f"--- {number}, {name}: {wrong}; {'; '.join(changes)}", flush=True)
+                print(text[-1500:], flush=True)
+    messages = options.count - ends - findings
+    print(f"{options.count} configs: {ends} runs, {messages} messages, {findings} findings")
+    sys.exit(bool(findings))
 
 
 if __name__ == "__main__":

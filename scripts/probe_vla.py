@@ -11,6 +11,8 @@ from lightning_rl import ActionChunk, PolicyWrapper, PushBlocks
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.deploy.loading import load_trained
 
+FIRST_SEED = 900_000
+
 
 class Shuffled(PolicyWrapper):
     """A policy whose envs each get the `key` of another env, in a fixed order."""
@@ -30,11 +32,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="run directories, or checkpoints")
     parser.add_argument("--episodes", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=900_000, help="of the first episode")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     env = ActionChunk(arguments.episodes, PushBlocks, 4)
-    seeds = range(arguments.seed, arguments.seed + arguments.episodes)
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.episodes)
     for run in arguments.runs:
         print(run)
         policy = load_trained(run).policy

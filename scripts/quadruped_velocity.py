@@ -15,16 +15,19 @@ import argparse
 import torch
 
 from lightning_rl import Quadruped, load_policy
+from scripting import table
 
 FIRST_SEED = 1_000_000
 """Seed of the first env; training and evaluation draw theirs from below."""
 
+DIGITS = {"velocity": 3, "yaw": 3, "return": 1, "falls": 2}
 
-def measure(policy, seeds, steps=200):
+
+def measure(policy, seeds=20, steps=200):
     """Return mean errors, the return, and the falls per episode of one episode per seed."""
     env = Quadruped(seeds, max_episode_steps=steps + 1)
     observation, _ = env.reset(seed=[FIRST_SEED + i for i in range(seeds)])
-    sums = {"velocity": 0.0, "yaw": 0.0, "return": 0.0, "falls": 0.0}
+    sums = dict.fromkeys(DIGITS, 0.0)
     for _ in range(steps):
         action = torch.zeros(seeds, 8) if policy is None else policy.act(observation.to_dict())
         observation, reward, terminated, _, info = env.step(action)
@@ -40,16 +43,14 @@ def measure(policy, seeds, steps=200):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoints", nargs="+")
-    parser.add_argument("--seeds", type=int, default=20)
     given = parser.parse_args()
-    print("| policy | velocity error, m/s | yaw error, rad/s | return | falls per episode |")
-    print("|---|---|---|---|---|")
+    rows = []
     for name in ("standing", *given.checkpoints):
-        found = measure(None if name == "standing" else load_policy(name), given.seeds)
-        print(
-            f"| {name} | {found['velocity']:.3f} | {found['yaw']:.3f} | {found['return']:.1f} | "
-            f"{found['falls']:.2f} |"
-        )
+        measured = measure(None if name == "standing" else load_policy(name))
+        numbers = (f"{value:.{DIGITS[key]}f}" for key, value in measured.items())
+        rows.append((name, *numbers))
+    columns = ("policy", "velocity error, m/s", "yaw error, rad/s", "return", "falls per episode")
+    print("\n".join(table(columns, rows)))
 
 
 if __name__ == "__main__":

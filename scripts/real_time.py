@@ -13,7 +13,6 @@ Success over 200 episodes per cell with a Wilson interval; jerk is the mean chan
 from one step to the next where a chunk takes over, and within chunks.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -42,11 +41,15 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import wilson_interval
 from lightning_rl.envs import TorchEnv
+from scripting import parser_of
 
 GUST = 0.4
 """m/s."""
 
-CHUNK, HORIZON, DELAYS, EPISODES = 16, 8, (0, 2, 4, 8), 200
+CHUNK, HORIZON, EPISODES = 16, 8, 200
+PASSES, PPO_STEPS = 100, 400_000
+"""Iterations of cloning, and env steps of PPO."""
+
 TIMESTEP, FORCE, DAMPING, RADIUS, GOAL = 1 / 30, 4.0, 0.5, 0.25, 0.2
 """s, m/s^2 per unit of action, 1/s, m, m."""
 
@@ -168,7 +171,7 @@ class Catch(Flight):
         return TensorDict(state, [len(uniform)], device=self.device)
 
     def features(self, state: TensorDict) -> Tensor:
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return torch.cat((2 * way, 2 * speed, state["speed"], 2 * state["ball"][:, 1:]), 1)
 
     def transition(self, state: TensorDict, action: Tensor) -> Any:
@@ -180,20 +183,25 @@ class Catch(Flight):
         speed[:, 1] = torch.where(beyond, -speed[:, 1].abs() * ball[:, 1].sign(), speed[:, 1])
         moved.update({"ball": ball, "speed": speed})
         before, after = (self.gap(each) for each in (state, moved))
-        distance = (ball - moved["position"]).norm(dim=1)
-        success = (distance < 0.08) & ((speed - moved["velocity"]).norm(dim=1) < 0.25)
+        way, gap = self.offset(moved)
+        success = (way.norm(dim=1) < 0.08) & (gap.norm(dim=1) < 0.25)
         lost = (ball[:, 0] < -1.5) | (moved["position"].abs() > 2.0).any(1)
         reward = before - after + success.float() - lost.float()
         return moved, reward, success | lost, {"success": success, "fail": lost}
 
     def gap(self, state: TensorDict) -> Tensor:
         """Return the distance in m plus .2 s times the difference of velocities, [M]."""
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return way.norm(dim=1) + 0.2 * speed.norm(dim=1)
 
     def expert(self, state: TensorDict) -> Tensor:
-        way, speed = state["ball"] - state["position"], state["speed"] - state["velocity"]
+        way, speed = self.offset(state)
         return (6.0 * way + 3.0 * speed).clamp(-1.0, 1.0)
+
+    @staticmethod
+    def offset(state: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return the ball's position and velocity relative to the point, [M, 2] each."""
+        return state["ball"] - state["position"], state["speed"] - state["velocity"]
 
 
 TASKS: dict[str, type[Flight]] = {"detour": Detour, "catch": Catch}
@@ -211,46 +219,40 @@ def make_policy(real_time: RealTime) -> VLAPolicy:
     return VLAPolicy(*spaces, body, head="flow", flow=flow, real_time=real_time)
 
 
-def fit(
-    task: str, place: Path, seed: int, module: Any, data: dict[str, Any], steps: int
-) -> tuple[VLAPolicy, float]:
+def fit(module: Any, task: str, folder: Path, seed: int, **data: Any) -> tuple[VLAPolicy, float]:
     """Train an algorithm without evaluations; return the policy and its CPU seconds."""
     torch.manual_seed(seed)
     begun = time.process_time()
     trainer = RLTrainer(
-        run_dir=str(place),
+        run_dir=str(folder),
         enable_progress_bar=False,
         accelerator="cpu",
         max_epochs=-1,
         limit_val_batches=0,
     )
-    trainer.fit(module, RLDataModule(chunks(task), total_env_steps=steps, seed=seed, **data))
+    trainer.fit(module, RLDataModule(chunks(task), seed=seed, **data))
     return module.policy, time.process_time() - begun
 
 
-def clone(
-    task: str, place: Path, seed: int, real_time: RealTime, passes: int
-) -> tuple[VLAPolicy, float]:
+def clone(task: str, folder: Path, seed: int, real_time: RealTime) -> tuple[VLAPolicy, float]:
     torch.manual_seed(seed)
     prefix = HORIZON if real_time.method == "conditioned" else 0
     settings = {"learning_rate": 1e-3, "batch_size": 256, "lr_schedule": "linear"}
     module = BehaviorCloning(make_policy(real_time), n_epochs=4, prefix_steps=prefix, **settings)
-    data = {
-        "num_envs": 400,
-        "buffer_size": 25,
-        "collector": partial(DatasetCollector, episodes=2000),
-    }
-    return fit(task, place, seed, module, data, passes * 400 * 85)
+    data = {"num_envs": 400, "buffer_size": 25, "total_env_steps": PASSES * 400 * 85}
+    collector = partial(DatasetCollector, episodes=2000)
+    return fit(module, task, folder, seed, **data, collector=collector)
 
 
 def tune(
-    task: str, place: Path, seed: int, policy: VLAPolicy, real_time: RealTime, steps: int
+    task: str, folder: Path, seed: int, weights: dict[str, Tensor], real_time: RealTime
 ) -> tuple[VLAPolicy, float]:
     torch.manual_seed(seed)
-    tuned = make_policy(real_time)
-    tuned.load_state_dict(policy.state_dict())
-    module = PPO(tuned, learning_rate=1e-4, n_epochs=4, batch_size=256, ent_coef=0.0, gamma=0.995)
-    return fit(task, place, seed, module, {"num_envs": 64, "buffer_size": 32}, steps)
+    policy = make_policy(real_time)
+    policy.load_state_dict(weights)
+    module = PPO(policy, learning_rate=1e-4, n_epochs=4, batch_size=256, ent_coef=0.0, gamma=0.995)
+    data = {"num_envs": 64, "buffer_size": 32, "total_env_steps": PPO_STEPS}
+    return fit(module, task, folder, seed, **data)
 
 
 @torch.no_grad()
@@ -281,46 +283,42 @@ def measure(task: str, policy: VLAPolicy, method: str, delay: int, seed: int) ->
         success |= running & info["success"]
         running = running & ~(terminated | truncated)
 
-    chunks = 0
+    count = 0
     while running.any():
         td = TensorDict({"observation": observation, "state": state}, [EPISODES])
         if method == "waiting":
             td["state"] = torch.zeros_like(state)
         result = policy(td, generator=generator)
         state, chunk = result["next_state"], result["action"]
-        if method == "waiting" and chunks:
+        if method == "waiting" and count:
             for number in range(delay):
                 velocity = env.state["velocity"]
                 step((-1.5 * velocity).clamp(-1.0, 1.0), number == 0)
         # With d = s the old chunk fills an interval, and the seam is at the next one.
-        takes_over = delay % HORIZON if method != "waiting" and chunks else 0
+        takes_over = delay % HORIZON if method != "waiting" and count else 0
         for number in range(HORIZON):
             step(chunk[:, number], number == takes_over)
-        chunks += 1
-    count = int(success.sum())
+        count += 1
+    successes = int(success.sum())
     return {
-        "success": count / EPISODES,
-        "interval": wilson_interval(count, EPISODES),
-        "successes": count,
+        "success": successes / EPISODES,
+        "interval": wilson_interval(successes, EPISODES),
+        "successes": successes,
         "seam": float(torch.cat(seams).mean()),
         "inner": float(torch.cat(inner).mean()),
     }
 
 
-def run(
-    task: str, seed: int, place: Path, passes: int, steps: int, delays: Sequence[int]
-) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    base, seconds = clone(task, place / f"clone{seed}", seed, RealTime(HORIZON), passes)
-    rows["clone"] = {"cpu_s": seconds}
+def run(task: str, seed: int, folder: Path, delays: Sequence[int]) -> dict[str, Any]:
+    """Train and measure all rows of a seed."""
+    base, base_seconds = clone(task, folder / f"clone{seed}", seed, RealTime(HORIZON))
     prefix = RealTime(HORIZON, method="conditioned")
-    conditioned, seconds = clone(task, place / f"conditioned{seed}", seed, prefix, passes)
-    rows["conditioned clone"] = {"cpu_s": seconds}
+    conditioned, seconds = clone(task, folder / f"conditioned{seed}", seed, prefix)
+    rows: dict[str, Any] = {
+        "clone": {"cpu_s": base_seconds},
+        "conditioned clone": {"cpu_s": seconds},
+    }
     weights = {key: value.clone() for key, value in base.state_dict().items()}
-
-    def report(name: str, row: dict[str, Any]) -> None:
-        rows[name] = row
-        print(json.dumps({seed: {name: row}}), flush=True)
 
     for delay in delays:
         for method in ("waiting", "skipping", "RTC", "conditioned"):
@@ -328,62 +326,27 @@ def run(
             if method != "conditioned":
                 policy = make_policy(RealTime(HORIZON, delay))
                 policy.load_state_dict(weights)
-            report(f"{method}, {delay}", measure(task, policy, method, delay, seed))
-    for delay in delays if steps else ():
+            rows[f"{method}, {delay}"] = measure(task, policy, method, delay, seed)
+    for delay in delays:
         for name, method in TRAINED.items():
-            base.load_state_dict(weights)
             settings = RealTime(HORIZON, delay, method=method)
-            folder = place / f"ppo_{method}{seed}_{delay}"
-            tuned, seconds = tune(task, folder, seed, base, settings, steps)
+            run_dir = folder / f"ppo_{method}{seed}_{delay}"
+            tuned, seconds = tune(task, run_dir, seed, weights, settings)
             row = measure(task, tuned, name, delay, seed) | {"cpu_s": seconds}
-            report(f"{name}, PPO, {delay}", row)
+            rows[f"{name}, PPO, {delay}"] = row
+    print(json.dumps({seed: rows}), flush=True)
     return rows
 
 
-def cost(batch: int = 256, repeats: int = 40) -> dict[str, Any]:
-    """Return CPU ms and MB of saved activations per gradient, for each method."""
-    found: dict[str, Any] = {}
-    for method in ("skip", "guided"):
-        policy = make_policy(RealTime(HORIZON, 4, method=method))
-        td = TensorDict({"observation": chunks("detour")(batch).reset(seed=0)[0]}, [batch])
-        with torch.no_grad():
-            td["state"] = policy(td.clone())["next_state"]
-            td = policy(td)
-        numbers = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal numbers
-            numbers += tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
-        begun = time.process_time()
-        for _ in range(repeats):
-            policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
-        seconds = (time.process_time() - begun) / repeats
-        found[method] = {"ms": 1e3 * seconds, "MB": numbers * 4 / 2**20}
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--task", choices=TASKS, default="detour")
-    parser.add_argument("--delays", nargs="+", type=int, default=list(DELAYS))
-    parser.add_argument("--passes", type=int, default=100, help="iterations of cloning")
-    parser.add_argument("--steps", type=int, default=400_000, help="env steps of PPO")
+    parser.add_argument("--delays", nargs="+", type=int, default=[0, 2, 4, 8])
     parser.add_argument("--place", type=Path, default=Path("outputs/real_time"))
-    parser.add_argument("--cost", action="store_true", help="time and memory of a gradient alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.cost:
-        print(json.dumps(cost()))
-        return
-    settings = args.passes, args.steps, args.delays
-    rows = {seed: run(args.task, seed, args.place, *settings) for seed in args.seeds}
+    rows = {seed: run(args.task, seed, args.place, args.delays) for seed in args.seeds}
     (args.place / "rows.json").write_text(json.dumps(rows, indent=1))
 
 

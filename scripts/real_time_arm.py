@@ -1,17 +1,15 @@
 """Measure the pace of an arm at 30 Hz whose policy computes 150 ms for a chunk of actions.
 
-    python scripts/real_time_arm.py --steps 2000
+    python scripts/real_time_arm.py
 
 The arm is a stand-in in its own process; a thread computes each chunk, which continues the old one.
 Prints the steps that waited for a chunk, the measured delays, and by how much the time between two
 commands exceeded the period. Run it on an idle machine.
 """
 
-import argparse
 import json
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from lightning_rl import GymnasiumEnv, PerceptronBackbone, RealTime, VLAPolicy
 from lightning_rl.envs.chunk_wrapper import repeated
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.vla.policy import RealTimeActor
+from scripting import parser_of
 
 FPS, CHUNK = 30.0, 16
 SETTINGS = RealTime(execution_horizon=8, delay_steps=5)
@@ -85,16 +84,10 @@ def pace(steps: int, inference_s: float, journal: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--inference_ms", type=float, default=150.0)
-    args = parser.parse_args()
+    parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
-    measured = partial(pace, args.steps, args.inference_ms / 1e3)
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(measured(Path(place) / "journal")))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(pace(2_000, 0.15, Path(folder) / "journal")))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Measure RECAP and clones of the successes on five doors and on PushBlocks, for docs/results.md.
 
-    python scripts/recap.py doors outputs/doors                  # all, five seeds: half an hour
-    python scripts/recap.py doors outputs/doors --variants recap awr --seeds 1 2
+    python scripts/recap.py doors outputs/doors                  # five seeds: half an hour
     python scripts/recap.py blocks outputs/blocks --seeds 1 2 3
 
 The variants of a seed share the base. What is finished is not repeated. On doors also weights by
@@ -11,14 +10,13 @@ demonstrations are the episodes of the first round; in two more rounds the polic
 each.
 """
 
-import argparse
 import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -29,6 +27,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.playing import play_policy, play_side_by_side
 from lightning_rl.extensions.tasks.probes import FiveDoors
+from scripting import parser_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EPISODES = 400
@@ -52,30 +51,7 @@ SIZE, DEMONSTRATIONS = 32, 2_000
 HESITATION, WRONG = 8, 0.7
 ENV = {"size": SIZE, "instructions": [0]}
 BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400, 3)
-VALUE = """
-model:
-  class_path: ValueFit
-  init_args:
-    policy:
-      class_path: ActorOnly
-      init_args:
-        hidden_sizes: [64]
-        activation: relu
-        encoder:
-          class_path: BackboneEncoder
-          init_args:
-            backbone: {class_path: TinyVLA, init_args: {channels: [8, 16, 16], hidden_size: 64}}
-    learning_rate: 3.0e-3
-    lr_schedule: linear
-    batch_size: 64
-data:
-  env: {class_path: ReturnFramesEnv, init_args: {bins: 51}}
-  num_envs: 64
-  buffer_size: 10
-  total_env_steps: 64_000
-  iterations_per_epoch: 40
-trainer: {accelerator: cpu, logger: false}
-"""
+VALUE = Path(__file__).with_name("recap_value.yaml")
 
 
 def config_of(folder: Path, seed: int, weights: bool) -> Path:
@@ -100,34 +76,31 @@ def success(task: Task, checkpoint: Path, condition: str | None = None) -> float
         policy.condition = condition
     env, seeds = task.make_env(task.evaluated), range(task.evaluated)
     played = play_policy(env, policy, seeds, task.max_steps, chunk_size=task.chunk_size)
-    return sum(bool(one.success) for one in played) / task.evaluated
+    return sum(bool(episode.success) for episode in played) / task.evaluated
 
 
-def rounds(folder: Path, seed: int, variant: str) -> dict:
-    weights = variant == "awr"
-    run_dir = folder / variant
-    options = ["--config", str(config_of(folder, seed, weights)), "--run_dir", str(run_dir)]
-    options += ["--rounds", str(DOORS.rounds), "--episodes", str(EPISODES), "--num_envs", "400"]
-    options += ["--n_steps", "1", "--eval_episodes", str(DOORS.evaluated), "--seed", str(seed)]
-    options += ["--positive", "0.2"] if variant == "recap" else []
-    if not weights and variant != "recap":
-        options += ["--base", str(folder / "recap" / "base")]
-    run(["recap", *options])
-    found = curve(run_dir, DOORS.rounds)
-    if not weights:
-        last = run_dir / f"round_{DOORS.rounds}" / "policy"
-        found |= {"asked for bad": success(DOORS, last, "bad"), "positives right": right(run_dir)}
-    return found
+def improve(
+    task: Task, run_dir: Path, config: Path, seed: int, num_envs: int, *options: str
+) -> dict[str, Any]:
+    """Run the rounds of `rl-cli recap`; return the success after each, and if asked for bad."""
+    numbers = {"rounds": task.rounds, "episodes": EPISODES, "eval_episodes": task.evaluated}
+    settings = numbers | {"config": config, "run_dir": run_dir, "seed": seed, "num_envs": num_envs}
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    run(["recap", *words, *options])
+    results = curve(run_dir, task.rounds)
+    if run_dir.name != "awr":
+        results["asked for bad"] = success(task, run_dir / f"round_{task.rounds}" / "policy", "bad")
+    return results
 
 
-def curve(run_dir: Path, rounds: int) -> dict:
+def curve(run_dir: Path, rounds: int) -> dict[str, Any]:
     """Return the results of each round of a finished `rl-cli recap`."""
     done = json.loads((run_dir / "recap.json").read_text())["done"]
     stages = ["base", *(f"round {number}" for number in range(1, rounds + 1))]
-    tests = {one: done[f"{one} evaluation"] for one in stages}
-    found = {one: test["successes"] / test["episodes"] for one, test in tests.items()}
-    found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
-    return found
+    tests = {stage: done[f"{stage} evaluation"] for stage in stages}
+    results = {stage: test["successes"] / test["episodes"] for stage, test in tests.items()}
+    spreads = [done[f"{stage} labels"]["error_over_spread"] for stage in stages[1:]]
+    return results | {"error/spread": spreads}
 
 
 def right(run_dir: Path) -> float:
@@ -144,10 +117,10 @@ def right(run_dir: Path) -> float:
 
 def successes_alone(
     task: Task, config: Path, folder: Path, seed: int, demonstrations: Path | None = None
-) -> dict:
+) -> dict[str, Any]:
     """Clone the successes of all rounds, from the base; demonstrations replace the first round."""
     base = folder / "recap" / "base"
-    env, checkpoint, found = task.make_env(EPISODES), base, {"base": success(task, base)}
+    env, checkpoint, results = task.make_env(EPISODES), base, {"base": success(task, base)}
     dataset = folder / "successes" / "dataset"
     for number in range(1, task.rounds + 1):
         run_dir = folder / "successes" / f"round_{number}"
@@ -160,20 +133,15 @@ def successes_alone(
                 first = seed * 10**6 + number * 10**4
                 seeds, size = range(first, first + EPISODES), task.chunk_size
                 episodes = play_policy(env, policy, seeds, task.max_steps, chunk_size=size)
-            spaces = (env.single_observation_space, env.single_action_space)
-            writer = EpisodeWriter(dataset, *spaces, env.render_fps, pictures="png")
-            for episode in episodes:
-                if episode.success:
-                    writer.write(episode)
-            writer.finalise()
+            write(dataset, env, (episode for episode in episodes if episode.success))
             options = [f"--data.collector.path={dataset}", "--data.collector.episodes=null"]
             options += [f"--trainer.init_from={base}", f"--trainer.run_dir={run_dir}"]
             options += ["--model.policy.init_args.condition=absent"]
             options += ["--model.policy.init_args.guidance=1.0"]
             run(["fit", f"--config={config}", *options])
         checkpoint = run_dir
-        found[f"round {number}"] = success(task, checkpoint)
-    return found
+        results[f"round {number}"] = success(task, run_dir)
+    return results
 
 
 def demonstrate(folder: Path, seed: int) -> Path:
@@ -193,21 +161,24 @@ def demonstrate(folder: Path, seed: int) -> Path:
         other = (state["task"] + 2) % 4  # the other block, to the same side
         return env.expert(state.set("task", torch.where(wrong, other, state["task"])))
 
-    spaces = (env.single_observation_space, env.single_action_space)
     unfinished = path.with_suffix(".part")
     shutil.rmtree(unfinished, ignore_errors=True)
-    writer = EpisodeWriter(unfinished, *spaces, env.render_fps, pictures="png")
-    first = seed * 10**6
-    for episode in play_side_by_side(
-        env, choose, range(first, first + DEMONSTRATIONS), BLOCKS.max_steps
-    ):
-        writer.write(episode)
-    writer.finalise()
+    seeds = range(seed * 10**6, seed * 10**6 + DEMONSTRATIONS)
+    write(unfinished, env, play_side_by_side(env, choose, seeds, BLOCKS.max_steps))
     return unfinished.rename(path)
 
 
-def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
-    """Write the configs of policy and value."""
+def write(path: Path, env: VectorEnv, episodes: Iterable[Episode]) -> None:
+    """Write episodes as a dataset, or add them to one."""
+    spaces = (env.single_observation_space, env.single_action_space)
+    writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
+    for episode in episodes:
+        writer.write(episode)
+    writer.finalise()
+
+
+def config_of_blocks(folder: Path, demonstrations: Path, seed: int) -> Path:
+    """Write the config of the policy."""
     config = yaml.safe_load((CONFIGS / "vla_flow_bc.yaml").read_text())
     config["seed_everything"] = seed
     inner = config["model"]["init_args"]["policy"]
@@ -219,52 +190,45 @@ def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
     config["data"]["env"]["init_args"]["env"] = {"class_path": "PushBlocks", "init_args": ENV}
     config["data"]["collector"]["init_args"] = {"path": str(demonstrations)}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
-    files = folder / "policy.yaml", folder / "value.yaml"
-    for file, content in zip(files, (config, yaml.safe_load(VALUE)), strict=True):
-        file.write_text(yaml.safe_dump(content))
-    return files
+    file = folder / "policy.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
 
 
-def on_doors(folder: Path, seed: int, variant: str) -> dict:
+def on_doors(folder: Path, seed: int, variant: str) -> dict[str, Any]:
+    config, run_dir = config_of(folder, seed, variant == "awr"), folder / variant
     if variant == "successes":
-        return successes_alone(DOORS, config_of(folder, seed, False), folder, seed)
-    return rounds(folder, seed, variant)
+        return successes_alone(DOORS, config, folder, seed)
+    options = ["--n_steps", "1"]
+    options += ["--positive", "0.2"] if variant == "recap" else []
+    if variant == "recap_default_share":
+        options += ["--base", str(folder / "recap" / "base")]
+    results = improve(DOORS, run_dir, config, seed, 400, *options)
+    return results if variant == "awr" else results | {"positives right": right(run_dir)}
 
 
-def on_blocks(folder: Path, seed: int, variant: str) -> dict:
+def on_blocks(folder: Path, seed: int, variant: str) -> dict[str, Any]:
     demonstrations = demonstrate(folder, seed)
-    policy, value = configs(folder, demonstrations, seed)
+    policy = config_of_blocks(folder, demonstrations, seed)
     if variant == "successes":
         return successes_alone(BLOCKS, policy, folder, seed, demonstrations)
-    run_dir = folder / "recap"
-    options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
-    options += ["--rounds", str(BLOCKS.rounds), "--episodes", str(EPISODES)]
-    options += ["--num_envs", "200", "--eval_episodes", str(BLOCKS.evaluated)]
-    options += ["--from", str(demonstrations), "--n_steps", "8"]
-    run(["recap", *options, "--seed", str(seed)])
-    last = run_dir / f"round_{BLOCKS.rounds}" / "policy"
-    return curve(run_dir, BLOCKS.rounds) | {"asked for bad": success(BLOCKS, last, "bad")}
+    options = ["--value", str(VALUE), "--from", str(demonstrations), "--n_steps", "8"]
+    return improve(BLOCKS, folder / "recap", policy, seed, 200, *options)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("task", choices=("doors", "blocks"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="all of the task")
     args = parser.parse_args()
     measure = {"doors": on_doors, "blocks": on_blocks}[args.task]
-    variants = VARIANTS if args.task == "doors" else ("recap", "successes")
-    for variant in args.variants or variants:
-        if variant not in variants:
-            parser.error(f"--variants {variant} is for doors; blocks has {', '.join(variants)}")
+    for variant in VARIANTS if args.task == "doors" else ("recap", "successes"):
         for seed in args.seeds:
             folder = (args.folder / str(seed)).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            found = measure(folder, seed, variant)
-            print(f"RESULT {variant} seed {seed}: {json.dumps(found)}", flush=True)
+            result = measure(folder, seed, variant)
+            print(f"RESULT {variant} seed {seed}: {json.dumps(result)}", flush=True)
 
 
 if __name__ == "__main__":

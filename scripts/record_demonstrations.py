@@ -24,7 +24,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1, help="of the first episode")
     parser.add_argument("--sparse", action="store_true", help="pay for success alone")
     parser.add_argument("--run", help="play the policy of this run, drawing its actions")
-    parser.add_argument("--pictures", default="png", choices=("png", "video"))
     arguments = parser.parse_args()
     task = getattr(lightning_rl.envs, arguments.task)
     rewards = {name: float(name == "success") for name in task.default_rewards}
@@ -40,7 +39,7 @@ if __name__ == "__main__":
 
         env.expert = draw
     spaces = env.single_observation_space, env.single_action_space
-    settings = {"task": arguments.task, "pictures": arguments.pictures}
+    settings = {"task": arguments.task, "pictures": "png"}
     writer = EpisodeWriter(arguments.path, *spaces, env.render_fps, **settings)
     successes = 0
     for episode in expert_episodes(env, arguments.episodes, arguments.seed):

@@ -4,8 +4,8 @@ PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or SAC with `configs/
 
 Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints one JSON line, and appends it to
 `--output`: the mean return of the last 100 training episodes and of 20 deterministic evaluation
-episodes (raw rewards). SAC's curve, of 10 deterministic episodes every `--evaluate_every` env
-steps, is added to the file of `--curves`.
+episodes (raw rewards). SAC's curve, of 10 deterministic episodes every 10,000 env steps, is added
+to the file of `--curves`.
 """
 
 import argparse
@@ -19,24 +19,13 @@ import numpy as np
 import stable_baselines3
 import torch
 from stable_baselines3 import PPO, SAC
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from curves import add
-
-
-class Returns(BaseCallback):
-    """Keep the raw return of every training episode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.returns: list[float] = []
-
-    def _on_step(self) -> bool:
-        self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
-        return True
+from scripting import parser_of
 
 
 def normalized_env(env_id: str, training: bool) -> VecNormalize:
@@ -81,7 +70,7 @@ def sac(args: argparse.Namespace) -> tuple[SAC, Monitor]:
         Monitor(gymnasium.make(args.id)),
         learning_rate=3e-4,
         buffer_size=1_000_000,
-        learning_starts=args.random_env_steps,
+        learning_starts=5_000,
         batch_size=256,
         tau=0.005,
         gamma=0.99,
@@ -95,42 +84,31 @@ def sac(args: argparse.Namespace) -> tuple[SAC, Monitor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--algorithm", choices=("ppo", "sac"), default="ppo")
     parser.add_argument("--id", default="HalfCheetah-v5")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total_env_steps", type=int, default=1_000_000)
-    parser.add_argument("--random_env_steps", type=int, default=5_000, help="of SAC")
-    parser.add_argument("--evaluate_every", type=int, default=10_000, help="of SAC, in env steps")
     parser.add_argument("--curves", type=Path, default=Path("curves.json"), help="of SAC")
     parser.add_argument("--output", type=Path, default=Path("reference_sb3.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    returns = Returns()
-    callbacks: list[BaseCallback] = [returns]
+    curve = None
     if args.algorithm == "ppo":
         model, eval_env = ppo(args)
+        eval_env.seed(args.seed + 10_000)
     else:
         model, eval_env = sac(args)
         scratch = tempfile.TemporaryDirectory()
-        curve = EvalCallback(
-            Monitor(gymnasium.make(args.id)),
-            n_eval_episodes=10,
-            eval_freq=args.evaluate_every,
-            log_path=scratch.name,
-            verbose=0,
-        )
-        callbacks.append(curve)
-    start = time.perf_counter()
-    model.learn(args.total_env_steps, callback=callbacks)
-    seconds = time.perf_counter() - start
-    if args.algorithm == "ppo":
-        eval_env.seed(args.seed + 10_000)
-    else:
+        settings = {"n_eval_episodes": 10, "eval_freq": 10_000, "verbose": 0}
+        env = Monitor(gymnasium.make(args.id))
+        curve = EvalCallback(env, log_path=scratch.name, **settings)
         eval_env.reset(seed=args.seed + 10_000)
+    start = time.perf_counter()
+    # Of all finished episodes SB3 keeps the raw returns of the last hundred.
+    model.learn(args.total_env_steps, callback=curve)
+    seconds = time.perf_counter() - start
     evaluation, _ = evaluate_policy(
         model, eval_env, n_eval_episodes=20, return_episode_rewards=True
     )
@@ -139,11 +117,11 @@ def main() -> None:
         "id": args.id,
         "seed": args.seed,
         "total_env_steps": args.total_env_steps,
-        "train_return_last_100": float(np.mean(returns.returns[-100:])),
+        "train_return_last_100": float(np.mean([each["r"] for each in model.ep_info_buffer])),
         "eval_return": float(np.mean(evaluation)),
         "seconds": round(seconds, 1),
     }
-    if args.algorithm == "sac":
+    if curve is not None:
         steps = map(int, curve.evaluations_timesteps)
         points = dict(zip(steps, map(np.mean, curve.evaluations_results), strict=True))
         name = "Stable-Baselines3, SAC"

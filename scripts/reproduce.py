@@ -29,9 +29,13 @@ import torch
 
 from curves import keep
 from lightning_rl.extensions.reports.runs import read_run
+from scripting import parser_of
 
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 """97.5 % quantile of Student's t for a number of seeds."""
+
+MEASURED = ("train_return_last_100", "eval_last_three", "eval_return", "eval_length")
+MEASURED += ("eval_success", "seconds", "cpu_seconds")
 
 
 def rl_cli(*arguments: str) -> None:
@@ -98,15 +102,12 @@ def interval(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")
     parser.add_argument("--jobs", type=int, help="seeds at a time; as the cores allow")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
-    parser.add_argument("--results", type=Path, help="results.jsonl in --output_dir if not given")
     parser.add_argument("--warm_start", metavar="CONFIG", help="trained first, with its defaults")
     parser.add_argument("--warm_as", default="trainer.init_from", help="setting of its checkpoint")
     parser.add_argument("--curves", type=Path, help="file that keeps the curves")
@@ -115,12 +116,10 @@ def main() -> None:
     parser.add_argument("--env", help="name of the env of the curves")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    args.results = args.results or args.output_dir / "results.jsonl"
-    args.results.parent.mkdir(parents=True, exist_ok=True)
 
     def run(config: str, seeds: list[int], settings: list[str]) -> list[tuple[dict, Path]]:
         done = train(config, seeds, settings, args)
-        with args.results.open("a") as file:
+        with (args.output_dir / "results.jsonl").open("a") as file:
             for row, _ in done:
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
@@ -137,17 +136,10 @@ def main() -> None:
     else:
         rows = run(args.config, args.seeds, overrides)
     rows = [row for row, _ in rows]
-    told = [
-        "train_return_last_100",
-        "eval_last_three",
-        "eval_return",
-        "eval_length",
-        "eval_success",
-    ]
-    for key in (*told, "seconds", "cpu_seconds"):
-        if rows[0][key] is None:
-            continue
-        print(f"{args.config} {' '.join(overrides)} {key}: {interval([row[key] for row in rows])}")
+    for key in MEASURED:
+        if rows[0][key] is not None:
+            numbers = interval([row[key] for row in rows])
+            print(f"{args.config} {' '.join(overrides)} {key}: {numbers}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Needs the environment of constraints-robots.txt. An env of a package that is not
 skipped.
 """
 
-import argparse
 import importlib.util
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.extensions.tasks.gym_hil import PickCube
+from scripting import QUIET, parser_of
 
 STEPS = 50
 """Random steps that are timed."""
@@ -64,40 +64,32 @@ class Lift(gymnasium.Env):
         return observation, reward, False, False, {}
 
 
-ENVS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "FetchReach": ("gymnasium_robotics", "FetchReach-v4", {}),
-    "FetchPush": ("gymnasium_robotics", "FetchPush-v4", {}),
-    "HandReach": ("gymnasium_robotics", "HandReach-v3", {}),
-    "PointMaze": ("gymnasium_robotics", "PointMaze_UMaze-v3", {}),
-    "AdroitHandDoor": ("gymnasium_robotics", "AdroitHandDoor-v1", {}),
-    "FrankaKitchen": (
-        "gymnasium_robotics",
-        "FrankaKitchen-v1",
-        {"wrappers": [partial(FilterObservation, filter_keys=["observation"]), FlattenObservation]},
-    ),
+STATES: Any = [partial(FilterObservation, filter_keys=["observation"]), FlattenObservation]
+JOINTS: Any = [partial(FilterObservation, filter_keys=["agent_pos"]), FlattenObservation]
+BLOCK = {"random_block_position": True}
+ENVS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FetchReach": ("gymnasium_robotics:FetchReach-v4", {}),
+    "FetchPush": ("gymnasium_robotics:FetchPush-v4", {}),
+    "HandReach": ("gymnasium_robotics:HandReach-v3", {}),
+    "PointMaze": ("gymnasium_robotics:PointMaze_UMaze-v3", {}),
+    "AdroitHandDoor": ("gymnasium_robotics:AdroitHandDoor-v1", {}),
+    "FrankaKitchen": ("gymnasium_robotics:FrankaKitchen-v1", {"wrappers": STATES}),
     "PandaPickCube": (
-        "gym_hil",
-        "gym_hil/PandaPickCube-v0",
-        {"wrappers": [PickCube], "env_kwargs": {"random_block_position": True}},
+        "gym_hil:gym_hil/PandaPickCube-v0",
+        {"wrappers": [PickCube], "env_kwargs": BLOCK},
     ),
-    "PushT": ("gym_pusht", "gym_pusht/PushT-v0", {}),
+    "PushT": ("gym_pusht:gym_pusht/PushT-v0", {}),
     "AlohaTransferCube": (
-        "gym_aloha",
-        "gym_aloha/AlohaTransferCube-v0",
-        {
-            "wrappers": [partial(FilterObservation, filter_keys=["agent_pos"]), FlattenObservation],
-            "env_kwargs": {"obs_type": "pixels_agent_pos"},
-        },
+        "gym_aloha:gym_aloha/AlohaTransferCube-v0",
+        {"wrappers": JOINTS, "env_kwargs": {"obs_type": "pixels_agent_pos"}},
     ),
-    "Lift": ("robosuite", "robosuite/Lift-v0", {}),
+    "Lift": ("robosuite:robosuite/Lift-v0", {}),
 }
-"""Package, id and settings of each env, by name."""
+"""Id, with the package before the colon, and settings of each env, by name."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVS)}")
     names = parser.parse_args().names or list(ENVS)
     gymnasium.register("robosuite/Lift-v0", Lift, max_episode_steps=100)
@@ -108,13 +100,13 @@ def main() -> None:
 
 def shown(name: str) -> bool:
     """Print the row of an env; return whether nothing failed."""
-    module, id, settings = ENVS[name]
+    id, settings = ENVS[name]
+    module = id.partition(":")[0]
     package = module.replace("_", "-")
     if importlib.util.find_spec(module) is None:
         print(f"| {name} | {package} | not installed | |", flush=True)
         return True
-    prefix = "" if module == "robosuite" else f"{module}:"
-    env = partial(GymnasiumEnv, id=prefix + id, **settings)
+    env = partial(GymnasiumEnv, id=id, **settings)
     try:
         row = f"{speed(env):,.0f} | {trained(env)}"
     except Exception as error:
@@ -148,14 +140,7 @@ def trained(make: Any) -> str:
     policy = SquashedActorCritic(data.observation_space, data.action_space, (64, 64))
     model = SAC(policy, batch_size=32, random_env_steps=32, updates_per_env_step=0.5, compile=False)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = RLTrainer(
-            run_dir=folder,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            limit_val_batches=0,
-        )
-        trainer.fit(model, data)
+        RLTrainer(run_dir=folder, accelerator="cpu", **QUIET).fit(model, data)
     return f"{model.env_steps} env steps, {model.updates_done} updates, {replay.__name__}"
 
 

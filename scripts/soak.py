@@ -5,11 +5,10 @@
     python scripts/soak.py --background --total-env-steps 40_000_000     # twenty minutes and more
 
 Trains CartPole-v1 with the settings of `configs/ppo.yaml` by the public Python API, with loggers,
-evaluations and checkpoints. About every `--every` env steps it records: env steps, SPS (env steps
+evaluations and checkpoints. About every 100,000 env steps it records: env steps, SPS (env steps
 per second of wall time since the last record, with evaluations and checkpoints), the same per
-second of CPU time, which other load disturbs less, resident memory, threads, open file descriptors,
-and the size of the run directory. `soak.json` is written at each record, so that a crash loses
-little.
+second of CPU time, which other load disturbs less, and resident memory. `soak.json` is written at
+each record, so that a crash loses little.
 
 The warm-up is the first million env steps, or the first tenth of a run shorter than ten million.
 The verdict has two numbers: the slope of resident memory after the warm-up (least squares, MB per
@@ -20,7 +19,6 @@ Exit status 1 with `--check` if memory grows by more than 1 MB per million env s
 below 0.9 of its early value. A run stopped by a signal reports, and ends with status 2.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -45,8 +43,10 @@ from lightning_rl import (
     RLTrainer,
     SyncCollector,
 )
+from scripting import parser_of, table
 
 CONFIG = Path(__file__).parents[1] / "configs" / "ppo.yaml"
+OUTPUT = Path("soak.json")
 MAX_GROWTH = 1.0
 """MB of resident memory per million env steps that `--check` allows."""
 MIN_SPEED = 0.9
@@ -56,67 +56,58 @@ Record = dict[str, float]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--total-env-steps", type=int, default=10_000_000)
-    parser.add_argument("--every", type=int, help="env steps; by default 100_000 or total / 20")
-    parser.add_argument("--seed", type=int, help="instead of that of the config")
     parser.add_argument("--background", action="store_true", help="collect by an AsyncCollector")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the run")
-    parser.add_argument("--output", type=Path, default=Path("soak.json"), help="of the records")
     parser.add_argument(
         "--check",
         action="store_true",
         help=f"fail above {MAX_GROWTH:g} MB per million steps or below {MIN_SPEED:g} of the SPS",
     )
     args = parser.parse_args()
-    every = args.every or min(100_000, max(1, args.total_env_steps // 20))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    about = {"config": CONFIG.name, "total_env_steps": args.total_env_steps}
-    about |= {"python": platform.python_version(), "torch": torch.__version__}
-    recorder = Recorder(every, args.output, about)
-    collector = AsyncCollector if args.background else SyncCollector
-    stopped = train(args.total_env_steps, args.seed, collector, args.output_dir, recorder)
+    recorder = Recorder(args.total_env_steps)
+    stopped = train(AsyncCollector if args.background else SyncCollector, recorder)
     result = verdict(recorder.records, args.total_env_steps)
     recorder.write(result | {"stop_signal": stopped})
-    print(as_table(recorder.records), as_text(result), sep="\n\n")
-    print(f"Written to {args.output}")
+    columns = {
+        "env_steps": ("env steps", ",.0f"),
+        "sps": ("SPS", ",.0f"),
+        "sps_cpu": ("SPS, CPU time", ",.0f"),
+        "rss_mb": ("RSS MB", ".1f"),
+    }
+    shown = np.unique(np.linspace(0, len(recorder.records) - 1, 10).round().astype(int))
+    rows = (
+        [format(recorder.records[i][key], form) for key, (_, form) in columns.items()]
+        for i in (shown if recorder.records else ())
+    )
+    print(*table([title for title, _ in columns.values()], rows), "", as_text(result), sep="\n")
+    print(f"Written to {OUTPUT}")
     if stopped is not None:
         return 2
     return int(args.check and not result["passed"])
 
 
-def train(
-    total_env_steps: int,
-    seed: int | None,
-    collector: type[Collector],
-    output_dir: Path,
-    recorder: "Recorder",
-) -> int | None:
+def train(collector: type[Collector], recorder: "Recorder") -> int | None:
     """Train as in the config, and return the signal that stopped the run, or None."""
     config = yaml.safe_load(CONFIG.read_text())
-    seed_everything(config["seed_everything"] if seed is None else seed, verbose=False)
+    seed_everything(config["seed_everything"], verbose=False)
     env = config["data"].pop("env")["init_args"]
-    own = {"total_env_steps": total_env_steps, "collector": collector}
-    data = RLDataModule(partial(GymnasiumEnv, **env), **config["data"] | own)
+    changed = {"total_env_steps": recorder.total_env_steps, "collector": collector}
+    data = RLDataModule(partial(GymnasiumEnv, **env), **config["data"] | changed)
     settings = config["model"]["init_args"]
     network = settings.pop("policy")["init_args"]
     policy = ActorCritic(data.observation_space, data.action_space, **network)
-    trainer = RLTrainer(
-        exp_name="soak", output_dir=str(output_dir), callbacks=[recorder], **config["trainer"]
-    )
+    trainer = RLTrainer(exp_name="soak", callbacks=[recorder], **config["trainer"])
     trainer.fit(PPO(policy, **settings), data)
     return trainer.stop_signal
 
 
 class Recorder(Callback):
-    """Record the resources of the process, every so many env steps."""
+    """Record the resources of the process, every 100,000 env steps or twenty times a run."""
 
-    def __init__(self, every: int, output: Path, about: dict[str, Any]) -> None:
-        self.every = every
-        self.output = output
-        self.about = about
+    def __init__(self, total_env_steps: int) -> None:
+        self.total_env_steps = total_env_steps
+        self.every = min(100_000, max(1, total_env_steps // 20))
         self.records: list[Record] = []
         self.last = (0, 0.0, 0.0)
 
@@ -125,14 +116,14 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if pl_module.env_steps - self.last[0] >= self.every:
-            self.record(trainer.run_dir, pl_module.env_steps)
+            self.record(pl_module.env_steps)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A short last stretch is only noise.
         if not self.records or pl_module.env_steps - self.last[0] >= self.every / 2:
-            self.record(trainer.run_dir, pl_module.env_steps)
+            self.record(pl_module.env_steps)
 
-    def record(self, run_dir: Path, env_steps: int) -> None:
+    def record(self, env_steps: int) -> None:
         now = (env_steps, time.perf_counter(), time.process_time())
         steps, wall, cpu = (b - a for a, b in zip(self.last, now, strict=True))
         self.last = now
@@ -143,25 +134,20 @@ class Recorder(Callback):
                 "sps": steps / wall,
                 "sps_cpu": steps / cpu,
                 "rss_mb": resident_mb(),
-                "threads": len(os.listdir("/proc/self/task")),
-                "open_files": len(os.listdir("/proc/self/fd")),
-                "run_dir_mb": size_mb(run_dir),
             }
         )
         self.write()
 
     def write(self, result: dict[str, Any] | None = None) -> None:
-        content = self.about | {"verdict": result, "records": self.records}
-        self.output.write_text(json.dumps(content, indent=2))
+        about = {"config": CONFIG.name, "total_env_steps": self.total_env_steps}
+        about |= {"python": platform.python_version(), "torch": torch.__version__}
+        content = about | {"verdict": result, "records": self.records}
+        OUTPUT.write_text(json.dumps(content, indent=2))
 
 
 def resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def size_mb(directory: Path) -> float:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e6
 
 
 def verdict(records: list[Record], total_env_steps: int) -> dict[str, Any]:
@@ -188,22 +174,6 @@ def verdict(records: list[Record], total_env_steps: int) -> dict[str, Any]:
 def speed(records: list[Record], key: str) -> float:
     """Return the env steps of some stretches divided by their seconds."""
     return sum(r["steps"] for r in records) / sum(r["steps"] / r[key] for r in records)
-
-
-def as_table(records: list[Record]) -> str:
-    columns = {
-        "env_steps": ("env steps", ",.0f"),
-        "sps": ("SPS", ",.0f"),
-        "sps_cpu": ("SPS, CPU time", ",.0f"),
-        "rss_mb": ("RSS MB", ".1f"),
-        "threads": ("threads", ".0f"),
-        "open_files": ("open files", ".0f"),
-        "run_dir_mb": ("run directory MB", ".2f"),
-    }
-    shown = np.unique(np.linspace(0, len(records) - 1, 10).round().astype(int)) if records else []
-    rows = [[name for name, _ in columns.values()], ["---"] * len(columns)]
-    rows += [[format(records[i][key], form) for key, (_, form) in columns.items()] for i in shown]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def as_text(result: dict[str, Any]) -> str:

@@ -4,17 +4,18 @@
 
 mjlab pins other versions of MuJoCo and rsl_rl than this package. So the first run makes a virtual
 environment in the directory, and installs mjlab 1.6.0 and this package there (2 GB; --install names
-packages to install before them, such as a torch for the CPU alone). The script writes the config
-and the function that makes the simulator next to it, and runs `rl-cli`.
+packages to install before them, such as a torch for the CPU alone). The script writes the
+function that makes the simulator next to it, and runs `rl-cli` with mjlab.yaml.
 """
 
-import argparse
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+from scripting import interpreter_in, parser_of
+
 MJLAB = "mjlab==1.6.0"
+ROOT = str(Path(__file__).parents[1])
 
 MAKE = '''"""Make a task of mjlab; see docs/simulators.md."""
 
@@ -31,7 +32,7 @@ class ByIndex(ManagerBasedRlEnv):
 
 
 def make(num_envs):
-    cfg = load_env_cfg("TASK")
+    cfg = load_env_cfg("Mjlab-Cartpole-Balance")
     cfg.scene.num_envs, cfg.auto_reset = num_envs, False
     return ByIndex(cfg, device="cuda:0" if torch.cuda.is_available() else "cpu")
 
@@ -48,70 +49,28 @@ def push(env, size=0.5):
     velocity[:] += (env.uniform(velocity.shape[1]) * 2 - 1) * size * env.rows[:, None]
 '''
 
-CONFIG = """model:
-  class_path: PPO
-  init_args:
-    policy: {class_path: ActorCritic, init_args: {actor_keys: [actor], critic_keys: [critic]}}
-    learning_rate: 1.0e-3
-    n_epochs: 5
-    batch_size: 2048
-data:
-  env:
-    class_path: TensorSimulator
-    init_args: {make: my_mjlab.make, resets: by_index, report: my_mjlab.report}
-  num_envs: 64
-  buffer_size: 64
-  num_eval_episodes: 16
-  iterations_per_epoch: 5
-  max_eval_episode_steps: 500
-  events:
-    push: {term: my_mjlab.push, mode: interval, every_s: [2.0, 4.0], params: {size: 0.1}}
-seed_everything: 1
-"""
+CONFIG = Path(__file__).with_name("mjlab.yaml")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--directory", type=Path, default=Path("outputs/mjlab"))
-    parser.add_argument("--task", default="Mjlab-Cartpole-Balance")
     parser.add_argument("--env_steps", type=int, default=100_000)
     parser.add_argument("--install", nargs="*", default=[], help="packages to install first")
-    parser.add_argument(
-        "--python", type=Path, help="an environment with mjlab, instead of a new one"
-    )
     arguments = parser.parse_args()
     directory = arguments.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    python = arguments.python or _environment(directory / "environment", arguments.install)
-    (directory / "my_mjlab.py").write_text(MAKE.replace("TASK", arguments.task))
-    (directory / "mjlab.yaml").write_text(CONFIG)
-    began = time.perf_counter()
-    command = ["-m", "lightning_rl", "fit", "--config", "mjlab.yaml"]
-    command += ["--data.total_env_steps", str(arguments.env_steps)]
-    subprocess.run([str(python), *command], cwd=directory, check=True)
-    seconds = time.perf_counter() - began
-    print(
-        f"{arguments.env_steps:,} env steps of {arguments.task} in {seconds:.0f} s, with the start"
-    )
-
-
-def _environment(folder: Path, first: list[str]) -> Path:
-    """Return the interpreter of an environment with mjlab, which is made if it is not there."""
-    python = folder / "bin" / "python"
-    if python.exists():
-        return python
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet"]
-    for packages in (first, [MJLAB, "-e", str(Path(__file__).parents[1])]):
-        if packages:
-            subprocess.run([*install, *packages], check=True)
+    installs = [packages for packages in (arguments.install, [MJLAB, "-e", ROOT]) if packages]
+    python = interpreter_in(directory / "environment", *installs)
     # It comes with mjlab, is not needed, and breaks next to a torch of another build.
-    subprocess.run(
-        [str(python), "-m", "pip", "uninstall", "--quiet", "-y", "torchvision"], check=True
-    )
-    return python
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "-y", "torchvision"], check=True)
+    (directory / "my_mjlab.py").write_text(MAKE)
+    began = time.perf_counter()
+    command = [python, "-m", "lightning_rl", "fit", "--config", CONFIG.absolute()]
+    command += ["--data.total_env_steps", str(arguments.env_steps)]
+    subprocess.run(command, cwd=directory, check=True)
+    seconds = time.perf_counter() - began
+    print(f"{arguments.env_steps:,} env steps in {seconds:.0f} s, with the start")
 
 
 if __name__ == "__main__":

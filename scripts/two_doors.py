@@ -7,7 +7,6 @@ clone and PPO act by the ODE from drawn noise, the steered policies by the mean 
 Gaussian by its mode.
 """
 
-import argparse
 import json
 import os
 import tempfile
@@ -23,14 +22,13 @@ from lightning_rl import ActionChunk
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.tasks.probes import TwoDoors
+from scripting import parser_of
 
 STARTS = 4_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -43,38 +41,26 @@ def main() -> None:
 def measured(seed: int) -> dict[str, Any]:
     """Return success and CPU seconds of each run of one seed, in the working directory."""
     clone, seconds = trained("two_doors_bc.yaml", seed)
-    rows = {"clone": (success(clone), seconds)}
-    gaussian, seconds = trained("two_doors_bc.yaml", seed, "--model.policy.head", "gaussian")
-    rows["Gaussian clone"] = success(gaussian), seconds
-    tuned, seconds = trained("two_doors_ppo.yaml", seed, "--trainer.init_from", str(clone))
-    rows["PPO"] = success(tuned), seconds
-    base = ["--model.policy.checkpoint", str(clone)]
-    steered, seconds = trained("two_doors_noise.yaml", seed, *base)
-    rows["steered by PPO"] = success(steered), seconds
-    steered, seconds = trained("sac_two_doors_noise.yaml", seed, *base)
-    rows["steered by NoiseSAC"] = success(steered), seconds
-    return {name: {"success": a, "seconds": round(b, 1)} for name, (a, b) in rows.items()}
+    rows = {"clone": {"success": success(clone), "seconds": seconds}}
+    base = ("--model.policy.checkpoint", str(clone))
+    for name, config, *options in (
+        ("Gaussian clone", "two_doors_bc.yaml", "--model.policy.head", "gaussian"),
+        ("PPO", "two_doors_ppo.yaml", "--trainer.init_from", str(clone)),
+        ("steered by PPO", "two_doors_noise.yaml", *base),
+        ("steered by NoiseSAC", "sac_two_doors_noise.yaml", *base),
+    ):
+        run_dir, seconds = trained(config, seed, *options)
+        rows[name] = {"success": success(run_dir), "seconds": seconds}
+    return rows
 
 
 def trained(config: str, seed: int, *options: str) -> tuple[Path, float]:
     """Train by a shipped config; return the run directory and its CPU seconds."""
     name, begun = f"run{time.monotonic_ns()}", time.process_time()
-    few = ["--data.num_eval_episodes", "1", "--model.compile", "false"]
-    run(
-        [
-            "fit",
-            "--config",
-            config,
-            "--seed_everything",
-            str(seed),
-            "--exp_name",
-            name,
-            *few,
-            *options,
-        ]
-    )
+    few = ["--data.num_eval_episodes", "1", "--model.compile", "false", "--exp_name", name]
+    run(["fit", "--config", config, "--seed_everything", str(seed), *few, *options])
     (place,) = Path("outputs").glob(f"{name}_*")
-    return place, time.process_time() - begun
+    return place, round(time.process_time() - begun, 1)
 
 
 def success(place: Path) -> float:

@@ -16,9 +16,13 @@ from pathlib import Path
 import torch
 
 from lightning_rl import EnvPoolEnv, load_policy
+from scripting import table
 
 SECOND = 50
 """Control steps of a second."""
+
+COLUMNS = ("policy", "return", "not fallen", "velocity error, m/s", "yaw error, rad/s")
+COLUMNS += ("of a second: velocity", "yaw", "both feet step")
 
 FIRST_SEED = 1_000_000
 """Seed of the first env; training and evaluation draw theirs from below."""
@@ -96,17 +100,12 @@ def measure(act, settings, episodes, film):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("policies", nargs="+", help="checkpoints, ONNX files, or none")
-    parser.add_argument("--id", default="T1JoystickFlatTerrain-v1")
     parser.add_argument("--pushes", action="store_true")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--film", type=Path, help="8 s of the last policy, first env")
     given = parser.parse_args()
-    settings = {"id": given.id, "env_kwargs": {"push_enable": given.pushes}}
-    print(
-        "| policy | return | not fallen | velocity error, m/s | yaw error, rad/s | of a second: "
-        "velocity | yaw | both feet step |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    settings = {"id": "T1JoystickFlatTerrain-v1", "env_kwargs": {"push_enable": given.pushes}}
+    print("\n".join(table(COLUMNS, ())))
     for name in given.policies:
         act = None if name == "none" else loaded(name)
         film = given.film if name == given.policies[-1] else None

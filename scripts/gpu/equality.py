@@ -10,21 +10,11 @@ from unittest import mock
 import torch
 from findings import Findings
 from torch import Tensor
-from training import Watch, difference, said, state_of, train
+from training import Watch, difference, state_of, train
 
-from lightning_rl import (
-    GRPO,
-    PPO,
-    ActorCritic,
-    AsyncCollector,
-    CartPole,
-    CollectorContext,
-    PointMass,
-    PushCube,
-    SyncCollector,
-)
+import bench_tasks
+from lightning_rl import GRPO, PPO, AsyncCollector, CartPole, PointMass, PushCube
 from lightning_rl.compiled import cuda_graphs, graphs
-from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
 from lightning_rl.extensions.tasks.base import Task
 
 TOLERANCE = 1e-5
@@ -51,10 +41,10 @@ def compiled(findings: Findings) -> None:
 
 
 def _judge_compiled(findings: Findings, name: str, eager: Watch, run: Watch, caught: Any) -> None:
-    found = state_of(run.module.policy)
-    gap = difference(state_of(eager.module.policy), found)
-    actor = [key for key in found if key.startswith("actor.")]
-    moved = difference({k: run.start[k] for k in actor}, {k: found[k] for k in actor})
+    end = state_of(run.module.policy)
+    gap = difference(state_of(eager.module.policy), end)
+    actor = [key for key in end if key.startswith("actor.")]
+    moved = difference({k: run.start[k] for k in actor}, {k: end[k] for k in actor})
     reasons = [str(w.message) for w in caught if "compile: true has no effect" in str(w.message)]
     figure = f"differs by {gap:.2g}, moved by {moved:.2g}" if not reasons else reasons[0]
     passed = gap <= TOLERANCE and moved >= START_MOVED and not reasons
@@ -90,9 +80,8 @@ def steps(findings: Findings) -> None:
 def _judge_steps(findings: Findings, make: type[Task]) -> None:
     name = f"steps of {make.__name__}, compiled and eager"
     num_envs, rollouts = (16, 3) if findings.small else (4096, 4)
-    eager, graph = (
-        _collector(findings, make, num_envs, compiled=compiled) for compiled in (False, True)
-    )
+    env = partial(make, num_envs, max_episode_steps=EPISODE, device=findings.device)
+    eager, graph = (bench_tasks.collector(env(), ROLLOUT, compiled) for compiled in (False, True))
     if not graph.context.compilation.compiled:
         findings.add(name, False, graph.context.compilation.why)
         return
@@ -100,36 +89,19 @@ def _judge_steps(findings: Findings, make: type[Task]) -> None:
     for _ in range(rollouts):
         one, other = eager.collect(), graph.collect()
         ended += int(one["done"].sum())
-        count = one["final_observation"].count
-        flags = flags and count == other["final_observation"].count
-        flags = flags and all(
-            torch.equal(one[key], other[key])
-            for key in one.keys(True, True)
-            if key != "final_observation" and not one[key].is_floating_point()
-        )
-        pairs = [
-            (one[key], other[key])
-            for key in one.keys(True, True)
-            if key != "final_observation" and one[key].is_floating_point()
-        ]
-        rows = (x["final_observation"].rows[: count + 1] for x in (one, other))
-        gap = max(gap, *(_relative(a, b) for a, b in [*pairs, tuple(rows)]))
+        ends, other_ends = one["final_observation"], other["final_observation"]
+        flags &= ends.count == other_ends.count
+        gap = max(gap, _relative(*(x.rows[: ends.count + 1] for x in (ends, other_ends))))
+        for key in one.exclude("final_observation").keys(True, True):
+            if one[key].is_floating_point():
+                gap = max(gap, _relative(one[key], other[key]))
+            else:
+                flags &= torch.equal(one[key], other[key])
     passed = gap <= TOLERANCE and flags and ended > 0
     figure = f"{rollouts} rollouts of {num_envs:,} x {ROLLOUT} steps differ by {gap:.2g}, ends "
     figure += f"{'equal' if flags else 'NOT equal'}, {ended:,} episodes ended"
     bar = f"differ by at most {TOLERANCE:g}, ends equal"
     findings.add(name, passed, figure, bar, difference=gap, ended=ended)
-
-
-def _collector(
-    findings: Findings, make: type[Task], num_envs: int, compiled: bool
-) -> SyncCollector:
-    env = make(num_envs, max_episode_steps=EPISODE, device=findings.device)
-    torch.manual_seed(1)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space)
-    choice = StepsCompileDecision(compiled, None, CompileDecision(compiled, None))
-    policy = policy.to(findings.device)
-    return SyncCollector(CollectorContext(env, policy, ROLLOUT, 1, compilation=choice))
 
 
 def _relative(one: Tensor, other: Tensor) -> float:
@@ -188,9 +160,7 @@ def collector(lag: int) -> Callable[..., AsyncCollector]:
 
 def _judge_equal(findings: Findings, name: str, gap: float) -> None:
     """Ask for the same bits on a CPU; a GPU may add in another order each time."""
-    bar, most = ("equal bit for bit", 0.0) if findings.device == "cpu" else ("", TOLERANCE)
-    bar = bar or f"equal bit for bit, or differs by at most {TOLERANCE:g}"
-    findings.add(name, gap <= most, said(gap), bar, difference=gap)
+    findings.compare(name, gap, 0.0 if findings.device == "cpu" else TOLERANCE)
 
 
 def _with_lag(findings: Findings) -> None:
@@ -199,14 +169,9 @@ def _with_lag(findings: Findings) -> None:
     # Compiling takes a CPU too long for a small check, and captures nothing there.
     model = {"compile": not findings.small or findings.device == "cuda"}
     with counted_graphs() as count:
-        lagging = train(
-            findings,
-            "async 1",
-            model=model,
-            data={"collector": collector(1)},
-            iterations=iterations,
-        )
-    module = lagging.module
+        data = {"collector": collector(1)}
+        run = train(findings, "async 1", model=model, data=data, iterations=iterations)
+    module = run.module
     finite = all(value.isfinite().all() for value in state_of(module).values())
     versions = int(module.policy.version)
     passed = finite and versions == iterations and module.skipped_steps == 0
@@ -218,13 +183,8 @@ def _with_lag(findings: Findings) -> None:
         )
         # The rollout buffers take turns, and the graphs must not notice.
         passed = passed and count["replays"] > 0 and count["captures"] == count["graphs"]
-    findings.add(
-        f"async with a lag of 1{', compiled' if model['compile'] else ''}",
-        passed,
-        figure,
-        f"{iterations} updates, all finite",
-        **count,
-    )
+    name = f"async with a lag of 1{', compiled' if model['compile'] else ''}"
+    findings.add(name, passed, figure, f"{iterations} updates, all finite", **count)
 
 
 def resume(findings: Findings) -> None:
@@ -248,14 +208,8 @@ def _cut(findings: Findings, name: str, settings: dict[str, Any], **kwargs: Any)
     """Train in epochs of two iterations, with checkpoints."""
     ckpt_path = kwargs.pop("ckpt_path", None)
     data = {"iterations_per_epoch": 2} | settings.get("data", {})
-    trainer = {"enable_checkpointing": True} | kwargs
-    return train(
-        findings,
-        name,
-        **settings | {"data": data, "trainer": trainer},
-        iterations=4,
-        ckpt_path=ckpt_path,
-    )
+    changed = {"data": data, "trainer": {"enable_checkpointing": True} | kwargs}
+    return train(findings, name, **settings | changed, iterations=4, ckpt_path=ckpt_path)
 
 
 def _everything(watch: Watch) -> dict[str, Tensor]:

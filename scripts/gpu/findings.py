@@ -15,8 +15,8 @@ class Findings:
     Args:
         device: `cpu` or `cuda`.
         small: run a few iterations, and apply no bar that needs more.
-        directory: for whatever the check writes; `findings.json` is written there after each row,
-            so that a check that dies or hangs leaves what it had found.
+        directory: named after the check, for whatever it writes; `findings.json` is written there
+            after each row, so that a check that dies or hangs leaves what it had found.
     """
 
     def __init__(self, device: str, small: bool, directory: Path) -> None:
@@ -44,6 +44,12 @@ class Findings:
         self.rows.append(row | {"seconds": now - self._since, "numbers": numbers})
         self._since = now
         self.save()
+
+    def compare(self, name: str, gap: float, most: float = 0.0) -> None:
+        """Add a row for the largest difference between two results, which may be `most`."""
+        figure = f"differs by {gap:.2g}" if gap else "equal bit for bit"
+        bar = f"differs by at most {most:g}" if most else "equal bit for bit"
+        self.add(name, gap <= most, figure, bar, difference=gap)
 
     def save(self) -> None:
         content = json.dumps({"rows": self.rows, "memory": self.memory}, indent=1)

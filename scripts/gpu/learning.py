@@ -9,6 +9,15 @@ from typing import Any
 from findings import Findings
 from training import Watch, command
 
+BARS = {
+    "ppo_cart_pole": ("ppo_cart_pole_task.yaml", "avg_length", 495),
+    "ppo_push_cube": ("ppo_push_cube.yaml", "success_rate", 0.95),
+    "ppo_point_mass": ("ppo_point_mass.yaml", "success_rate", 0.95),
+    "grpo_cart_pole": ("grpo_cart_pole_task.yaml", "avg_length", 495),
+    "grpo_push_cube": ("grpo_push_cube.yaml", "success_rate", 0.85),
+}
+"""Of each check: config, metric and the least that it must reach."""
+
 CLONE, VLA = (0.3, 0.7), 0.93
 """Success of the VLA toy: from and to, of the clone; and at least, of what has learnt on."""
 
@@ -27,49 +36,21 @@ FULL = {
 }
 
 
-def ppo_cart_pole(findings: Findings) -> None:
-    learn(findings, "ppo_cart_pole_task.yaml", "avg_length", 495)
-
-
-def ppo_push_cube(findings: Findings) -> None:
-    learn(findings, "ppo_push_cube.yaml", "success_rate", 0.95)
-
-
-def ppo_point_mass(findings: Findings) -> None:
-    learn(findings, "ppo_point_mass.yaml", "success_rate", 0.95)
-
-
-def grpo_cart_pole(findings: Findings) -> None:
-    learn(findings, "grpo_cart_pole_task.yaml", "avg_length", 495)
-
-
-def grpo_push_cube(findings: Findings) -> None:
-    learn(findings, "grpo_push_cube.yaml", "success_rate", 0.85)
-
-
-def vla_ppo(findings: Findings) -> None:
-    learn_vla(findings, "vla_ppo.yaml")
-
-
-def vla_grpo(findings: Findings) -> None:
-    learn_vla(findings, "vla_grpo.yaml")
-
-
-def learn(findings: Findings, config: str, metric: str, bar: float) -> None:
-    device = {"data.env.init_args.device": findings.device}
-    run = fit(findings, config, device)
+def learn(findings: Findings) -> None:
+    config, metric, bar = BARS[findings.directory.name]
+    run = fit(findings, config, {"data.env.init_args.device": findings.device})
     judge(findings, config, run, metric, bar)
 
 
-def learn_vla(findings: Findings, config: str) -> None:
+def learn_vla(findings: Findings) -> None:
     """Clone the task's expert, and go on from there."""
-    device = {"data.env.init_args.env.init_args.device": findings.device}
-    episodes = {} if findings.small else {"data.num_eval_episodes": 400}
+    config = f"{findings.directory.name}.yaml"
+    settings = {"data.env.init_args.env.init_args.device": findings.device}
+    settings |= {} if findings.small else {"data.num_eval_episodes": 400}
     few = {"data.collector.init_args.episodes": 16} if findings.small else {}
-    clone = fit(findings, "vla_bc.yaml", device | episodes | few)
+    clone = fit(findings, "vla_bc.yaml", settings | few)
     judge(findings, "vla_bc.yaml", clone, "success_rate", *CLONE)
-    start = {"trainer.init_from": clone.trainer.run_dir}
-    run = fit(findings, config, device | episodes | start)
+    run = fit(findings, config, settings | {"trainer.init_from": clone.trainer.run_dir})
     judge(findings, f"{config} from the clone", run, "success_rate", VLA)
 
 
@@ -83,12 +64,11 @@ def fit(findings: Findings, config: str, settings: dict[str, Any]) -> Watch:
 def judge(
     findings: Findings, name: str, run: Watch, metric: str, least: float, most: float | None = None
 ) -> None:
-    evaluation = run.module.evaluation
-    found = evaluation[metric]
+    value = run.module.evaluation[metric]
     speed = run.module.env_steps / run.seconds
     bar = f"{metric} at least {least:g}" + (f", at most {most:g}" if most else "")
-    figure = f"{metric} {found:.3g} after {run.module.env_steps:,} env steps, {speed:,.0f} a second"
-    passed: bool | None = least <= found and (most is None or found <= most)
+    figure = f"{metric} {value:.3g} after {run.module.env_steps:,} env steps, {speed:,.0f} a second"
+    passed: bool | None = least <= value and (most is None or value <= most)
     if findings.small:
         passed, bar = None, f"not applied: {bar}"
-    findings.add(name, passed, figure, bar, found=found, sps=speed)
+    findings.add(name, passed, figure, bar, found=value, sps=speed)

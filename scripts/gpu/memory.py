@@ -27,18 +27,16 @@ def memory(findings: Findings) -> None:
         estimate = sum(run.estimate.values())
         peak, growth = run.peak(), run.growth()
         low, high = RATIO[kind]
-        if peak is None:
-            figure, passed = f"no device memory on a CPU; estimate {mebi(estimate)}", None
-        else:
-            figure = f"{peak / estimate:.2f}: {mebi(peak)} where {mebi(estimate)} were estimated"
-            passed = None if findings.small else low <= peak / estimate <= high
         bar = f"from {low:g} to {high:g}"
-        findings.add(f"peak over estimate, {kind}", passed, figure, bar, **run.estimate)
-        if growth is None or findings.device == "cpu":
+        if peak is None:
+            figure = f"no device memory on a CPU; estimate {mebi(estimate)}"
+            findings.add(f"peak over estimate, {kind}", None, figure, bar, **run.estimate)
             findings.add(f"growth, {kind}", None, "resident memory alone on a CPU, no bar applied")
             continue
-        bar = f"at most {mebi(MAX_GROWTH)}"
-        figure = f"{mebi(growth)} in {iterations} iterations"
+        figure = f"{peak / estimate:.2f}: {mebi(peak)} where {mebi(estimate)} were estimated"
+        passed = None if findings.small else low <= peak / estimate <= high
+        findings.add(f"peak over estimate, {kind}", passed, figure, bar, **run.estimate)
+        figure, bar = f"{mebi(growth)} in {iterations} iterations", f"at most {mebi(MAX_GROWTH)}"
         findings.add(f"growth, {kind}", growth <= MAX_GROWTH, figure, bar, growth=growth)
 
 

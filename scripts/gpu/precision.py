@@ -102,13 +102,8 @@ def _learns(findings: Findings) -> None:
             f"ActionProbe bf16{' compiled' if compile else ''}",
             env=ActionProbe,
             policy={"hidden_sizes": (16,), "normalize_observation": False},
-            model={
-                "learning_rate": 3e-3,
-                "n_epochs": 4,
-                "batch_size": 128,
-                "normalize_reward": False,
-                "compile": compile,
-            },
+            model={"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "compile": compile}
+            | {"normalize_reward": False},
             data={"num_envs": 16, "buffer_size": 32},
             trainer=BF16,
             iterations=40,

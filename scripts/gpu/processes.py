@@ -5,14 +5,13 @@ Started once by the check, and by it as a worker on each rank:
     python -m torch.distributed.run ... processes.py DIRECTORY DEVICE small|full PER_NODE
 """
 
-import argparse
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from findings import Findings
 from lightning.pytorch.strategies import DDPStrategy
 from tensordict import TensorDict
-from training import Watch, difference, said, state_of, train
+from training import Watch, difference, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube
 from lightning_rl.buffers.segments import rollout_from, rollout_state
@@ -41,13 +40,13 @@ def in_processes(findings: Findings) -> None:
     """Compare one process, one with a group of its own, and two ranks."""
     _record(findings)
     alone = {name: state_of(run.module) for name, run in _runs(findings, 1, dict).items()}
-    _compare(findings, "one process in a group", alone, _launch(findings, 1, 1))
+    _compare(findings, "one process in a group", alone, _ranks(findings, 1, 1))
     if findings.device == "cpu" or torch.cuda.device_count() > 1:
-        _compare(findings, "two ranks", alone, _launch(findings, 2, 2))
+        _compare(findings, "two ranks", alone, _ranks(findings, 2, 2))
         return
     findings.add("two ranks, a device each (NCCL)", None, "one device here")
     # NCCL refuses two ranks on one device; gloo takes its tensors.
-    _compare(findings, "two ranks on one device (gloo)", alone, _launch(findings, 2, 1))
+    _compare(findings, "two ranks on one device (gloo)", alone, _ranks(findings, 2, 1))
 
 
 def _record(findings: Findings) -> None:
@@ -98,11 +97,10 @@ def _runs(
         return train(findings, name, trainer=trainer(), **settings)
 
     suffix = f" {world}.{ranks.rank()}"
+    groups = {"algorithm": GRPO, "model": batch | {"group_size": 4}}
     runs = {
         "PPO": named(f"PPO replayed{suffix}", data=replayed, model=batch),
-        "GRPO": named(
-            f"GRPO replayed{suffix}", algorithm=GRPO, data=replayed, model=batch | {"group_size": 4}
-        ),
+        "GRPO": named(f"GRPO replayed{suffix}", data=replayed, **groups),
     }
     if findings.device == "cuda" or not findings.small:
         model = batch | {"compile": True}
@@ -113,70 +111,67 @@ def _runs(
     return runs
 
 
-def _launch(findings: Findings, world: int, per_node: int) -> list[dict[str, Any]]:
-    """Run the worker on all ranks, `per_node` on what counts as one machine; return the states."""
+def launch(script: str, arguments: Sequence[str], world: int, per_node: int) -> None:
+    """Run a worker on all ranks, `per_node` on what counts as one machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    size = "small" if findings.small else "full"
-    worker = [__file__, str(findings.directory), findings.device, size, str(per_node)]
     nodes = world // per_node
-    processes = []
-    for node in range(nodes):
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
-        launcher += [f"--node_rank={node}", f"--nproc_per_node={per_node}"]
-        launcher += ["--master_addr=127.0.0.1", f"--master_port={port}"]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen([*launcher, *worker], env=env))
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={per_node}"]
+    launcher += [f"--nnodes={nodes}", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([*launcher, f"--node_rank={node}", script, *arguments], env=env)
+        for node in range(nodes)
+    ]
     statuses = [process.wait(timeout=TIMEOUT) for process in processes]
     if any(statuses):
         raise RuntimeError(f"The launcher of {world} ranks left with {statuses}; see stderr.")
-    return [
-        torch.load(findings.directory / f"{world}.{rank}.pt", weights_only=True)
-        for rank in range(world)
-    ]
+
+
+def _ranks(findings: Findings, world: int, per_node: int) -> list[dict[str, Any]]:
+    """Train on all ranks; return what they left."""
+    size = "small" if findings.small else "full"
+    arguments = [str(findings.directory), findings.device, size, str(per_node)]
+    launch(__file__, arguments, world, per_node)
+    paths = [findings.directory / f"{world}.{rank}.pt" for rank in range(world)]
+    return [torch.load(path, weights_only=True) for path in paths]
 
 
 def _compare(
     findings: Findings,
     title: str,
     alone: dict[str, dict[str, torch.Tensor]],
-    found: list[dict[str, Any]],
+    ranks_left: list[dict[str, Any]],
 ) -> None:
     """Compare the ranks with each other, and those with rollouts of all envs with one process."""
-    backend = found[0]["backend"]
-    states = [rank["states"] for rank in found]
+    backend = ranks_left[0]["backend"]
+    states = [rank["states"] for rank in ranks_left]
     if len(states) > 1:
         gap = max(difference(states[0][name], states[1][name]) for name in states[0])
-        bar = "equal bit for bit"
-        findings.add(f"{title}, {backend}: the ranks", gap == 0, said(gap), bar, difference=gap)
+        findings.compare(f"{title}, {backend}: the ranks", gap)
     for name, state in states[0].items():
         if name == "own envs" and len(states) > 1:
             continue
         expected = {key: value for key, value in alone[name].items() if key in state}
-        gap, bar = difference(expected, state), f"differs by at most {TOLERANCE:g}"
-        title_of = f"{title}, {backend}: {name}, to one process"
-        findings.add(title_of, gap <= TOLERANCE, said(gap), bar, difference=gap)
+        gap = difference(expected, state)
+        findings.compare(f"{title}, {backend}: {name}, to one process", gap, TOLERANCE)
 
 
 def work() -> None:
     """Train on this rank, and leave what became of it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("device")
-    parser.add_argument("size", choices=("small", "full"))
-    parser.add_argument("per_node", type=int)
-    args = parser.parse_args()
-    _end_with_launcher()
+    directory, device, size, ranks_of_node = sys.argv[1:]
+    per_node = int(ranks_of_node)
+    end_with_launcher()
     world = int(os.environ["WORLD_SIZE"])
-    if args.device == "cuda":
+    if device == "cuda":
         # Before envs are made: their device is `cuda`, which is the current one.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    findings = Findings(args.device, args.size == "small", args.directory)
+    findings = Findings(device, size == "small", Path(directory))
     # Not the directory's own findings, which the check is writing.
     findings.save = lambda: None  # type: ignore[method-assign]
-    shared = args.device == "cuda" and args.per_node < world
-    sizes = {"devices": args.per_node, "num_nodes": world // args.per_node}
+    shared = device == "cuda" and per_node < world
+    sizes = {"devices": per_node, "num_nodes": world // per_node}
 
     def trainer() -> dict[str, Any]:
         strategy = DDPStrategy(process_group_backend="gloo") if shared else "ddp"
@@ -187,10 +182,10 @@ def work() -> None:
         "backend": torch.distributed.get_backend(),
         "states": {name: state_of(run.module) for name, run in runs.items()},
     }
-    torch.save(content, args.directory / f"{world}.{os.environ['RANK']}.pt")
+    torch.save(content, Path(directory) / f"{world}.{os.environ['RANK']}.pt")
 
 
-def _end_with_launcher() -> None:
+def end_with_launcher() -> None:
     """Have this process killed with its launcher, which starts it in a session of its own."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,6 +1,5 @@
 """Measure W3, the workload of scripts/bench_peers.py in torch alone, and steps, on the device."""
 
-import argparse
 import importlib.util
 import json
 import subprocess
@@ -10,9 +9,11 @@ from typing import Any
 
 from findings import Findings
 
+import bench_tasks
+
 PEERS = Path(__file__).resolve().parents[1] / "peers"
 OURS, THEIRS = "lightning_rl", "RSL-RL"
-SCRIPTS = {OURS: "lightning_rl_ppo.py", THEIRS: "rsl_rl_ppo.py"}
+SCRIPTS = {OURS: "ours.py", THEIRS: "rsl_rl_ppo.py"}
 NUM_ENVS = (4096, 16384)
 TIMEOUT = 120.0
 """Seconds that one run may take."""
@@ -35,15 +36,9 @@ def w3(findings: Findings) -> None:
 
 def _run(findings: Findings, library: str, num_envs: int, kind: str) -> dict[str, Any] | str:
     """Return what a runner reports, or the end of what it said when it failed."""
-    warmup, iterations = (1, 1) if findings.small else (5, 30)
-    options = {
-        "--num-envs": num_envs,
-        "--device": findings.device,
-        "--warmup": warmup,
-        "--iterations": iterations,
-    }
-    words = [str(word) for pair in options.items() for word in pair]
-    command = [sys.executable, str(PEERS / SCRIPTS[library]), "W3", *words]
+    warmup, iterations = ("1", "1") if findings.small else ("5", "30")
+    command = [sys.executable, str(PEERS / SCRIPTS[library]), "W3", "--num-envs", str(num_envs)]
+    command += ["--device", findings.device, "--warmup", warmup, "--iterations", iterations]
     command += ["--compile"] if kind == "compiled" else []
     try:
         done = subprocess.run(
@@ -89,14 +84,10 @@ def _judge(
 
 def steps(findings: Findings) -> None:
     """Collect in each task eagerly and by graphs, as scripts/bench_tasks.py does."""
-    sys.path.insert(0, str(PEERS.parent))
-    import bench_tasks
-
-    sizes = {"seconds": 0.1, "rounds": 1} if findings.small else {"seconds": 1.0, "rounds": 3}
-    args = argparse.Namespace(device=findings.device, rollouts=4 if findings.small else 24, **sizes)
+    rollout, seconds = (4, 0.1) if findings.small else (24, 3.0)
     for make in bench_tasks.TASKS[:1] if findings.small else bench_tasks.TASKS:
         for num_envs in (64,) if findings.small else NUM_ENVS:
-            eager, compiled = bench_tasks.collect(make, num_envs, args)
+            eager, compiled = bench_tasks.collect(make, num_envs, findings.device, rollout, seconds)
             figure = f"{compiled:,.0f} env steps/s, {compiled / eager:.2f} times the eager ones'"
             name = f"rollouts of {make.__name__}, {num_envs:,} envs"
             bar = "" if findings.small else "more than eagerly"

@@ -20,10 +20,12 @@ from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, Algorithm, PushCube,
 from lightning_rl import RLTrainer as Runner
 from lightning_rl.cli.app import run as run_command
 from lightning_rl.training.callbacks.memory import memory_parts
+from scripting import QUIET
 
-PPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "normalize_reward": True}
-GRPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "group_size": 8}
-SETTINGS: dict[type[Algorithm], dict[str, Any]] = {PPO: PPO_MODEL, GRPO: GRPO_MODEL}
+SETTINGS: dict[type[Algorithm], dict[str, Any]] = {
+    PPO: {"learning_rate": 1e-3, "n_epochs": 3, "normalize_reward": True},
+    GRPO: {"learning_rate": 1e-3, "n_epochs": 3, "group_size": 8},
+}
 
 
 class Watch(Callback):
@@ -159,14 +161,9 @@ def train(
     settings = base | {"batch_size": num_envs * steps // 4, "compile": False} | (model or {})
     module = algorithm(kind(*spaces, **network), **settings)
     watch = Watch(findings, name)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
-    runner = Runner(
-        **quiet
-        | {"run_dir": str(findings.directory / name.replace(" ", "_")), "devices": 1}
-        | {"enable_progress_bar": False, "accelerator": accelerator(findings.device)}
-        | (trainer or {})
-        | {"callbacks": [watch, *(trainer or {}).get("callbacks", [])]}
-    )
+    run_dir = str(findings.directory / name.replace(" ", "_"))
+    device = {"devices": 1, "accelerator": accelerator(findings.device)}
+    runner = Runner(run_dir=run_dir, callbacks=[watch], **QUIET | device | (trainer or {}))
     runner.fit(module, module_data, ckpt_path=ckpt_path)
     return watch
 
@@ -202,8 +199,3 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         gap = (value.double() - other[key].double()).abs().max().item() if value.numel() else 0.0
         largest = max(largest, math.inf if math.isnan(gap) else gap)
     return largest
-
-
-def said(gap: float) -> str:
-    """Write a difference so that one sees whether it is none at all."""
-    return "equal bit for bit" if gap == 0 else f"differs by {gap:.2g}"

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import Clock, Run, parse
+from common import ON_POLICY, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class Agent(nn.Module):
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3"), "compile")
+    run = parse(ON_POLICY, "compile")
     work, clock, device = run.workload, Clock(run), run.device
     torch.manual_seed(run.seed)
     if run.name == "W3":

@@ -59,7 +59,7 @@ class Workload:
 HALF_CHEETAH = Workload("HalfCheetah-v5", 1, 2048, 10, 32, normalize=True, warmup=1, iterations=4)
 CARTPOLE = Workload("CartPole-v1", 8, 128, 4, 4, learning_rate=2.5e-4, ent_coef=0.01)
 PENDULUM = Workload("pendulum in torch", 4096, 24, 5, 4, hidden=(128, 128), activation="elu")
-FRAMEWORK = Workload("CartPole", 64, 128, 4, 4, ent_coef=0.01, one_core=True)
+FRAMEWORK = Workload("CartPole", 64, 128, 4, 4, ent_coef=0.01, one_core=True, warmup=5)
 """Of W4, whose envs are batched tensors inside the framework: task in torch or env in JAX."""
 SAC = {"hidden": (256, 256), "activation": "relu", "replay_batch_size": 256}
 SAC_LEARNING_STARTS = 256
@@ -70,18 +70,15 @@ WORKLOADS = {
     "W2b": replace(HALF_CHEETAH, num_envs=8, iterations=2),
     "W3": replace(PENDULUM, threads=2, warmup=2, iterations=5),
     "W4-8": replace(FRAMEWORK, num_envs=8, warmup=25, iterations=200),
-    "W4-64": replace(FRAMEWORK, warmup=5, iterations=50),
-    "W4-1024": replace(FRAMEWORK, num_envs=1024, steps=16, warmup=5, iterations=30),
-    "W4-pendulum": replace(
-        FRAMEWORK, env="pendulum in torch", ent_coef=0.0, warmup=5, iterations=50
-    ),
-    "W4-cube": replace(
-        FRAMEWORK, env="PushCube", num_envs=4096, steps=24, ent_coef=0.0, warmup=2, iterations=8
-    ),
+    "W4-64": replace(FRAMEWORK, iterations=50),
+    "W4-1024": replace(FRAMEWORK, num_envs=1024, steps=16, iterations=30),
     "S1": Workload("HalfCheetah-v5", 1, 16, updates=16, warmup=36, iterations=60, **SAC),
     "S64": Workload("pendulum in torch", 64, 1, updates=8, warmup=36, iterations=120, **SAC),
 }
-W4 = tuple(name for name in WORKLOADS if name.startswith("W4"))
+CLASSIC = ("W1", "W2", "W2b")
+ON_POLICY = (*CLASSIC, "W3")
+W4 = ("W4-8", "W4-64", "W4-1024")
+OFF_POLICY = ("S1", "S64")
 
 
 @dataclass(frozen=True)
@@ -90,21 +87,19 @@ class Run:
 
     name: str
     workload: Workload
-    warmup: int
-    iterations: int
     seed: int
-    threads: int
     device: str
+    processes: int
     flags: argparse.Namespace
 
     @property
     def total(self) -> int:
         """Iterations, those of the warm-up included."""
-        return self.warmup + self.iterations
+        return self.workload.warmup + self.workload.iterations
 
 
 def parse(workloads: tuple[str, ...], *flags: str, torch: bool = True) -> Run:
-    """Read the command line.
+    """Read the command line, whose numbers replace those of the workload.
 
     `flags` are switches of this runner alone. Without `torch` that is not imported, whose start is
     timed as well.
@@ -113,46 +108,25 @@ def parse(workloads: tuple[str, ...], *flags: str, torch: bool = True) -> Run:
     parser.add_argument("workload", choices=workloads)
     parser.add_argument("--warmup", type=int, help="iterations dropped before the timed ones")
     parser.add_argument("--iterations", type=int, help="timed iterations")
-    parser.add_argument(
-        "--steps", type=int, help="per env and iteration, in place of the workload's"
-    )
-    parser.add_argument("--num-envs", type=int, help="in place of the workload's")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--num-envs", type=int)
     parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--processes", type=int, default=1, help="of lightning_rl alone")
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
     args = parser.parse_args()
-    workload = WORKLOADS[args.workload]
-    if args.num_envs:
-        workload = replace(workload, num_envs=args.num_envs)
-    if args.steps:
-        scale = workload.steps / args.steps  # as many env steps and updates as before, in all
-        workload = replace(
-            workload,
-            steps=args.steps,
-            updates=round(workload.updates / scale),
-            warmup=round(workload.warmup * scale),
-            iterations=round(workload.iterations * scale),
-        )
-    run = Run(
-        args.workload,
-        workload,
-        workload.warmup if args.warmup is None else args.warmup,
-        args.iterations or workload.iterations,
-        args.seed,
-        args.threads or workload.threads,
-        args.device,
-        args,
-    )
+    given = {name: getattr(args, name) for name in ("warmup", "iterations", "num_envs", "threads")}
+    given = {name: number for name, number in given.items() if number is not None}
+    workload = replace(WORKLOADS[args.workload], **given)
     if workload.one_core and hasattr(os, "sched_setaffinity"):  # Linux alone has it
         # The last of those that are given: what else runs on a machine is on the first, as a rule.
         os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
     if torch:
         from torch import set_num_threads  # here, so that --help does not wait for it
 
-        set_num_threads(run.threads)
-    return run
+        set_num_threads(workload.threads)
+    return Run(args.workload, workload, args.seed, args.device, args.processes, args)
 
 
 class Clock:
@@ -226,38 +200,36 @@ class Clock:
 
     def report(self, library: str, package: str | None, **more: Any) -> None:
         """Print the result as one line of JSON."""
-        run, done = self.run, len(self.ends) - 1
+        run, work, done = self.run, self.run.workload, len(self.ends) - 1
         assert done >= run.total, f"{done} iterations were run, not {run.total}."
-        seconds = self.ends[run.total] - self.ends[run.warmup]
+        seconds = self.ends[run.total] - self.ends[work.warmup]
         # Counted in hundredths; a run that takes none is a small one that nobody measures.
-        of_cpu = max(self.cpu_ends[run.total] - self.cpu_ends[run.warmup], 0.01)
-        env_steps = run.iterations * run.workload.env_steps
+        cpu = max(self.cpu_ends[run.total] - self.cpu_ends[work.warmup], 0.01)
+        env_steps = work.iterations * work.env_steps * run.processes
 
         def median(part: str) -> float | None:
-            values = [p[part] for p in self.parts[run.warmup : run.total] if part in p]
+            values = [p[part] for p in self.parts[work.warmup : run.total] if part in p]
             return statistics.median(values) if values else None
 
         row = {
             "library": library,
             "version": version_of(package or "torch"),
-            "workload": run.name,
-            "num_envs": run.workload.num_envs,
             "device": run.device,
-            "threads": run.threads,
+            "threads": work.threads,
             "seed": run.seed,
             "env_steps": env_steps,
-            "seconds": seconds,
             "sps": env_steps / seconds,
-            "steps_per_cpu_second": env_steps / of_cpu,
+            "steps_per_cpu_second": env_steps / cpu,
             "collect_seconds": median("collect"),
             "update_seconds": median("update"),
+            "reduction_seconds": median("reduction"),
             "startup_seconds": self.startup,
             "start_cpu_seconds": self.cpu_ends[1],
             "first_iteration_seconds": self.ends[1] - self.ends[0],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "torch": version_of("torch"),
             "versions": {name: version_of(name) for name in ("gymnasium", "mujoco", "numpy")},
-            "settings": asdict(run.workload),
+            "settings": asdict(work),
             **more,
         }
         if run.device == "cuda":

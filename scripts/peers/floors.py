@@ -11,68 +11,68 @@ import gc
 import timeit
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import gymnasium
 import torch
-from common import W4, Clock, Run, parse
+from common import OFF_POLICY, ON_POLICY, W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl import CartPole, PushCube
+from lightning_rl import CartPole
 from lightning_rl.compiled.graphs import compile_graph
 from lightning_rl.envs.gymnasium.mujoco_bindings import set_mujoco_profiler
 
 Action = Callable[[], Any]
 
-TORCH = ("W3", "S64", "W4-pendulum")
+TORCH = ("W3", "S64")
 """Workloads whose env is the pendulum in torch."""
-TASKS = {"CartPole": CartPole, "PushCube": PushCube}
 BLOCK = 2048
 """Samples whose products are made one after the other."""
+
+
+def pendulum_of(run: Run) -> tuple[Pendulum, torch.Tensor]:
+    """Return the pendulums of a workload, and random torques for all of them."""
+    pendulum = Pendulum(run.workload.num_envs, run.device, run.seed)
+    pendulum.reset()
+    return pendulum, torch.rand(run.workload.num_envs, 1, device=run.device) * 2 - 1
 
 
 def wrapped(run: Run) -> Action:
     work = run.workload
     if run.name in TORCH:
-        pendulum = Pendulum(work.num_envs, run.device, run.seed)
-        pendulum.reset()
-        torques = torch.rand(work.num_envs, 1, device=run.device) * 2 - 1
+        pendulum, torques = pendulum_of(run)
         return lambda: pendulum.step(torques)
     makers = [lambda: gymnasium.make(work.env)] * work.num_envs
     env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     env.reset(seed=run.seed)
     env.action_space.seed(run.seed)
-    actions = [env.action_space.sample() for _ in range(work.steps)]
-    turn = iter(range(10**12))
-    return lambda: env.step(actions[next(turn) % work.steps])
+    actions = cycle([env.action_space.sample() for _ in range(work.steps)])
+    return lambda: env.step(next(actions))
 
 
 def unwrapped(run: Run) -> Action:
     work = run.workload
     if run.name in TORCH:
-        pendulum = Pendulum(work.num_envs, run.device, run.seed)
-        pendulum.reset()
-        torques = torch.rand(work.num_envs, 1, device=run.device) * 2 - 1
+        pendulum, torques = pendulum_of(run)
         return lambda: move(pendulum.state, torques)
-    spec = gymnasium.spec(work.env)
+    limit = gymnasium.spec(work.env).max_episode_steps
     envs = [gymnasium.make(work.env).unwrapped for _ in range(work.num_envs)]
     set_mujoco_profiler(enabled=False)
     ages = [0] * work.num_envs
     for i, env in enumerate(envs):
         env.reset(seed=run.seed + i)
         env.action_space.seed(run.seed + i)
-    actions = [envs[0].action_space.sample() for _ in range(work.steps)]
-    turn = iter(range(10**12))
+    actions = cycle([envs[0].action_space.sample() for _ in range(work.steps)])
 
     def step() -> None:
-        action = actions[next(turn) % work.steps]
+        action = next(actions)
         for i, env in enumerate(envs):
             terminated = env.step(action)[2]
             ages[i] += 1
-            if terminated or ages[i] >= spec.max_episode_steps:
+            if terminated or ages[i] >= limit:
                 env.reset()
                 ages[i] = 0
 
@@ -123,9 +123,9 @@ def sizes_of(run: Run) -> tuple[int, int]:
     work = run.workload
     if run.name in TORCH:
         return OBSERVATION_SIZE, ACTION_SIZE
-    if work.env in TASKS:
-        env: Any = TASKS[work.env](1)
-        return env.single_observation_space.shape[0], env.single_action_space.shape[0]
+    if run.name in W4:
+        cart_pole = CartPole(1)
+        return cart_pole.single_observation_space.shape[0], cart_pole.single_action_space.shape[0]
     env = gymnasium.make(work.env)
     discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
     outputs = int(env.action_space.n) if discrete else env.action_space.shape[0]
@@ -193,15 +193,12 @@ def fastest(ways: list[Action]) -> Action:
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3", *W4, "S1", "S64"), "env", "unwrapped", "matmuls")
+    run = parse((*ON_POLICY, *W4, *OFF_POLICY), "env", "unwrapped", "matmuls")
     work, clock = run.workload, Clock(run)
     torch.manual_seed(run.seed)
     if run.flags.matmuls:
-        name, repeats = (
-            "floor: matmuls of the update",
-            work.updates or work.epochs * work.minibatches,
-        )
-        parts = [("update", matmuls(run), repeats)]
+        name = "floor: matmuls of the update"
+        parts = [("update", matmuls(run), work.updates or work.epochs * work.minibatches)]
         if run.name in W4:
             name = "floor: matmuls of acting, values and update"
             parts.append(("collect", rollout_matmuls(run), 1))

@@ -12,28 +12,21 @@ gymnax does not tell them apart.
 from typing import Any
 
 import jax
-from common import Clock, cpu_seconds, parse, version_of
+from common import W4, Clock, cpu_seconds, parse, version_of
 from rejax import PPO
-
-ENVS = {
-    "W4-8": "CartPole-v1",
-    "W4-64": "CartPole-v1",
-    "W4-1024": "CartPole-v1",
-    "W4-pendulum": "Pendulum-v1",
-}
 
 
 def main() -> None:
-    run = parse(tuple(ENVS), torch=False)
+    run = parse(W4, torch=False)
     work, clock = run.workload, Clock(run)
-    if run.warmup < 1 or run.iterations % run.warmup:
+    if work.warmup < 1 or work.iterations % work.warmup:
         raise SystemExit(
-            f"--iterations {run.iterations} is no multiple of --warmup {run.warmup}, which is "
+            f"--iterations {work.iterations} is no multiple of --warmup {work.warmup}, which is "
             "what one call of the program has."
         )
-    in_one_call = run.warmup * work.env_steps
+    in_one_call = work.warmup * work.env_steps
     algorithm = PPO.create(
-        env=ENVS[run.name],
+        env="CartPole-v1",
         agent_kwargs={"activation": work.activation, "hidden_layer_sizes": work.hidden},
         num_envs=work.num_envs,
         num_steps=work.steps,
@@ -59,18 +52,18 @@ def main() -> None:
     program: Any = jax.jit(lambda state: algorithm.train(train_state=state)[0], donate_argnums=0)
     program = program.lower(state).compile()
     compiled = cpu_seconds() - clock.cpu_ends[0]
-    for _ in range(run.total // run.warmup):
+    for _ in range(run.total // work.warmup):
         state = jax.block_until_ready(program(state))
-        clock.end_iterations(run.warmup)
+        clock.end_iterations(work.warmup)
     if int(state.global_step) != run.total * work.env_steps:
         raise RuntimeError(f"rejax took {state.global_step} env steps")
-    first_call = clock.cpu_ends[run.warmup] - clock.cpu_ends[0] - compiled
+    first_call = clock.cpu_ends[work.warmup] - clock.cpu_ends[0] - compiled
     versions = {name: version_of(name) for name in ("jax", "jaxlib", "flax", "gymnax")}
     clock.report(
         "rejax",
         "rejax",
         compile_seconds=compiled,
-        start_cpu_seconds=clock.cpu_ends[0] + compiled + first_call / run.warmup,
+        start_cpu_seconds=clock.cpu_ends[0] + compiled + first_call / work.warmup,
         first_iteration_seconds=None,
         peer_versions=versions,
     )

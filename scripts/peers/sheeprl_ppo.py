@@ -7,7 +7,7 @@ import tempfile
 import gymnasium
 import numpy as np
 import sheeprl.algos.ppo.ppo
-from common import Clock, Run, parse
+from common import CLASSIC, Clock, Run, parse
 from sheeprl.cli import run as sheeprl_cli
 
 
@@ -53,7 +53,7 @@ def overrides(run: Run, directory: str) -> dict[str, object]:
         "metric.log_level": 0,
         "metric.disable_timer": True,
         "fabric.accelerator": run.device,
-        "num_threads": run.threads,
+        "num_threads": run.workload.threads,
         "seed": run.seed,
         "log_root": directory,
         "hydra.run.dir": directory,
@@ -67,7 +67,7 @@ def overrides(run: Run, directory: str) -> dict[str, object]:
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b"), "compile")
+    run = parse(CLASSIC, "compile")
     clock = Clock(run)
     # An iteration begins by setting the coefficients, and ends with `train`.
     clock.wrap(sheeprl.algos.ppo.ppo, "anneal", "begin")

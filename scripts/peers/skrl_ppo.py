@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import Clock, Run, parse
+from common import ON_POLICY, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum
 from skrl.agents.torch.ppo import PPO, PPO_CFG
@@ -157,7 +157,7 @@ def train(run: Run, clock: Clock, directory: str) -> None:
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3"))
+    run = parse(ON_POLICY)
     clock = Clock(run)
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):
         train(run, clock, directory)

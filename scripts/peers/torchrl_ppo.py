@@ -1,14 +1,11 @@
-"""Time PPO of TorchRL's parts, put together as in its PPO examples.
-
-`--serial` steps separate envs in a SerialEnv, in place of one Gymnasium vector env.
-"""
+"""Time PPO of TorchRL's parts, put together as in its PPO examples."""
 
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import torch
-from common import Clock, Run, parse
+from common import CLASSIC, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
@@ -23,7 +20,6 @@ from torchrl.envs import (
     ExplorationType,
     GymEnv,
     GymWrapper,
-    SerialEnv,
     TransformedEnv,
     VecNormV2,
 )
@@ -36,8 +32,6 @@ def make_env(run: Run) -> EnvBase:
     work = run.workload
     if work.num_envs == 1:
         env: EnvBase = GymEnv(work.env)
-    elif run.flags.serial:
-        env = SerialEnv(work.num_envs, lambda: GymEnv(work.env))
     else:
         makers = [lambda: gymnasium.make(work.env)] * work.num_envs
         env = GymWrapper(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED))
@@ -117,7 +111,7 @@ def make_update(
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b"), "serial")
+    run = parse(CLASSIC)
     work, clock = run.workload, Clock(run)
     torch.manual_seed(run.seed)
     env = make_env(run)
@@ -138,7 +132,7 @@ def main() -> None:
         collector.update_policy_weights_()
         clock.add("update", clock.now() - began)
         clock.end_iteration()
-    clock.report("torchrl, SerialEnv" if run.flags.serial else "torchrl", "torchrl")
+    clock.report("torchrl", "torchrl")
     collector.shutdown()
 
 

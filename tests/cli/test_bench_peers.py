@@ -100,16 +100,13 @@ print(json.dumps({"sps": 1.0, "filled": filled}))
 
 def test_graphs_are_compiled_anew_in_the_first_repeat_alone(bench, tmp_path, monkeypatch):
     (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "lightning_rl_ppo.py").write_text(RUNNER)
+    (tmp_path / "peers" / "ours.py").write_text(RUNNER)
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    args = types.SimpleNamespace(
-        output=tmp_path, threads=None, warmup=None, iterations=None, device="cpu", timeout=60.0
-    )
     pythons = {bench.OURS: Path(sys.executable)}
 
     def filled(repeat):
-        result = bench.run("lightning_rl-compiled", "W4-8", None, repeat, pythons, args)
+        result = bench.run("lightning_rl-compiled", "W4-8", repeat, pythons, tmp_path)
         assert "error" not in result
         return result["filled"]
 
@@ -135,7 +132,7 @@ def test_a_block_of_iterations_is_shared_out_to_them_and_what_was_before_is_not(
 
 
 def test_our_runner_trains_in_envs_of_the_framework(common):
-    script = SCRIPTS / "peers" / "lightning_rl_ppo.py"
+    script = SCRIPTS / "peers" / "ours.py"
     done = run_script("W4-8", "--warmup", "1", "--iterations", "1", program=script)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
@@ -212,7 +209,7 @@ def test_rejax_refuses_iterations_that_its_program_does_not_divide(rejax, monkey
 
 def test_the_floor_has_the_sizes_of_the_envs(common, monkeypatch):
     floors = importlib.import_module("floors")
-    for name, sizes in {"W4-8": (6, 2), "W4-pendulum": (3, 1), "W1": (4, 2)}.items():
+    for name, sizes in {"W4-8": (6, 2), "S64": (3, 1), "W1": (4, 2)}.items():
         run = types.SimpleNamespace(name=name, workload=common.WORKLOADS[name])
         assert floors.sizes_of(run) == sizes
     assert os.path.samefile(floors.__file__, SCRIPTS / "peers" / "floors.py")

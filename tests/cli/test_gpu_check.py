@@ -147,6 +147,7 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
     """With a stand-in for the GPU, in which what was recorded is run."""
     from lightning_rl.compiled import cuda_graphs, graphs
 
+    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
     equality = importlib.import_module("equality")
     monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda function: function())
@@ -163,6 +164,7 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
 @pytest.fixture
 def steps_of(monkeypatch, tmp_path, traced_only):
     """Return what compares compiled steps to eager ones, small, and gives its rows."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
     equality, findings = (importlib.import_module(name) for name in ("equality", "findings"))
 

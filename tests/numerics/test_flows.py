@@ -447,6 +447,7 @@ def test_a_clone_takes_both_doors_and_reinforcement_learning_the_one_that_pays(
 ):
     monkeypatch.chdir(tmp_path)
     script = Path(__file__).parents[2] / "scripts" / "two_doors.py"
+    monkeypatch.syspath_prepend(script.parent)
     found = runpy.run_path(str(script))["measured"](seed)
     assert 0.35 <= found["clone"]["success"] <= 0.45
     assert found["Gaussian clone"]["success"] < 0.02

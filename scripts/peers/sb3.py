@@ -1,4 +1,4 @@
-"""Time Stable-Baselines3's SAC; with `--jax` that of SBX, which has the same interface in JAX."""
+"""Time Stable-Baselines3's PPO and SAC; with `--jax` SBX's SAC, of the same interface in JAX."""
 
 import os
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import SAC_LEARNING_STARTS, Clock, parse
+from common import CLASSIC, OFF_POLICY, SAC_LEARNING_STARTS, Clock, Run, parse
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 
 class PendulumEnv(VecEnv):
@@ -52,28 +52,53 @@ class PendulumEnv(VecEnv):
         return [False] * self.num_envs
 
 
-def main() -> None:
-    run = parse(("S1", "S64"), "jax")
-    work, clock = run.workload, Clock(run)
+def make_env(run: Run) -> VecEnv:
+    work = run.workload
+    if run.name == "S64":
+        return PendulumEnv(work.num_envs, run.seed)
+    env = DummyVecEnv([lambda: Monitor(gymnasium.make(work.env))] * work.num_envs)
+    return VecNormalize(env, gamma=work.gamma) if work.normalize else env
+
+
+def ppo_of(run: Run, clock: Clock) -> Any:
+    from stable_baselines3 import PPO
+
+    work = run.workload
+    networks = {"pi": list(work.hidden), "vf": list(work.hidden)}
+    model = PPO(
+        "MlpPolicy",
+        make_env(run),
+        learning_rate=work.learning_rate,
+        n_steps=work.steps,
+        batch_size=work.batch_size,
+        n_epochs=work.epochs,
+        gamma=work.gamma,
+        gae_lambda=work.gae_lambda,
+        clip_range=work.clip,
+        ent_coef=work.ent_coef,
+        vf_coef=work.vf_coef,
+        max_grad_norm=work.max_grad_norm,
+        seed=run.seed,
+        device=run.device,
+        policy_kwargs={"net_arch": networks, "activation_fn": torch.nn.Tanh},
+    )
+    clock.wrap(model, "collect_rollouts", "collect")
+    clock.wrap(model, "train", "update", after=clock.end_iteration)
+    return model
+
+
+def sac_of(run: Run, clock: Clock) -> Any:
+    work = run.workload
+    more = {} if run.flags.jax else {"device": run.device}
     if run.flags.jax:
         # JAX takes a thread for each core that it may run on, and no other number.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.threads])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
         from sbx import SAC
-
-        library, package, more = "SBX (JAX)", "sbx-rl", {}
     else:
         from stable_baselines3 import SAC
-
-        library = package = "stable-baselines3"
-        more = {"device": run.device}
-    env: VecEnv
-    if run.name == "S64":
-        env = PendulumEnv(work.num_envs, run.seed)
-    else:
-        env = DummyVecEnv([lambda: Monitor(gymnasium.make(work.env))] * work.num_envs)
     model = SAC(
         "MlpPolicy",
-        env,
+        make_env(run),
         learning_rate=work.learning_rate,
         learning_starts=SAC_LEARNING_STARTS,
         batch_size=work.replay_batch_size,
@@ -91,8 +116,18 @@ def main() -> None:
 
     # It updates after every step: one iteration ends where the collecting of its last step does.
     clock.wrap(model, "collect_rollouts", "collect", after=end_iteration)
-    model.learn(run.total * work.env_steps)
-    clock.report(library, package)
+    return model
+
+
+def main() -> None:
+    run = parse((*CLASSIC, *OFF_POLICY), "jax")
+    clock = Clock(run)
+    model = (ppo_of if run.name in CLASSIC else sac_of)(run, clock)
+    model.learn(run.total * run.workload.env_steps)
+    if run.flags.jax:
+        clock.report("SBX (JAX)", "sbx-rl")
+    else:
+        clock.report("stable-baselines3", "stable-baselines3")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time lightning_rl's PPO.
+"""Time lightning_rl's PPO and SAC.
 
 `--plain` leaves out what it does for speed on some machines alone (`trainer.machine`), and takes
 denormal numbers as they are. The row says under `computing` which ways the run took.
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import W4, Clock, Run, parse
+from common import OFF_POLICY, ON_POLICY, SAC_LEARNING_STARTS, W4, Clock, Run, parse
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
@@ -21,15 +21,17 @@ from torch import Tensor
 
 from lightning_rl import (
     PPO,
+    SAC,
     ActorCritic,
-    Algorithm,
     CartPole,
     GymnasiumEnv,
-    PushCube,
+    ReplayBuffer,
     RLDataModule,
     RLTrainer,
+    SquashedActorCritic,
 )
 from lightning_rl.envs.torch.torch_env import TorchEnv
+from lightning_rl.system import ranks
 from lightning_rl.system.machine import PLAIN
 
 
@@ -55,7 +57,7 @@ class PendulumEnv(TorchEnv):
         return TensorDict({"state": moved}, state.batch_size), reward, terminated, {}
 
 
-IN_TORCH = {"pendulum in torch": PendulumEnv, "CartPole": CartPole, "PushCube": PushCube}
+IN_TORCH = {"pendulum in torch": PendulumEnv, "CartPole": CartPole}
 """By a workload's `env`, those that are stepped as batched tensors."""
 
 
@@ -67,6 +69,8 @@ class Timestamps(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.start()
+        for name in ("sum_over_ranks", "max_over_ranks", "gather_over_ranks"):
+            self.clock.wrap(ranks, name, "reduction")
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.began = self.clock.now()
@@ -77,54 +81,32 @@ class Timestamps(Callback):
         self.clock.end_iteration()
 
 
-def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModule) -> None:
-    """Train by the ways that the command line asks for, and print the row."""
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = RLTrainer(
-            num_threads=run.threads,
-            machine=PLAIN if run.flags.plain else None,
-            flush_denormal=not run.flags.plain,
-            run_dir=directory,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            callbacks=[Timestamps(clock)],
-            accelerator="cpu" if run.device == "cpu" else "gpu",
-            devices=1,
-            limit_val_batches=0,
-        )
-        trainer.fit(model, data)
-        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
-    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
-    if run.workload.env_steps == 1:
-        name += ", weights out at every env step"
-    name += ", without what is about the machine" if run.flags.plain else ""
-    clock.report(name, "lightning-rl", computing=computing)
-
-
-def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3", *W4), "compile", "plain")
-    work, clock = run.workload, Clock(run)
-    seed_everything(run.seed, verbose=False)
+def data_of(run: Run) -> RLDataModule:
+    """Return the data module of a workload."""
+    work = run.workload
     if work.env in IN_TORCH:
         env: Any = partial(IN_TORCH[work.env], device=run.device)
     else:
         env = partial(GymnasiumEnv, id=work.env)
-    data = RLDataModule(
+    return RLDataModule(
         env,
         num_envs=work.num_envs,
         buffer_size=work.steps,
-        total_env_steps=run.total * work.env_steps,
+        total_env_steps=run.total * work.env_steps * run.processes,
         iterations_per_epoch=run.total,
+        replay=partial(ReplayBuffer, capacity=1_000_000) if run.name in OFF_POLICY else None,
     )
+
+
+def ppo_of(run: Run, *spaces: Any) -> PPO:
+    work = run.workload
     policy = ActorCritic(
-        data.observation_space,
-        data.action_space,
+        *spaces,
         work.hidden,
         activation=work.activation,
         normalize_observation=work.normalize,
     )
-    model = PPO(
+    return PPO(
         policy,
         learning_rate=work.learning_rate,
         n_epochs=work.epochs,
@@ -136,9 +118,52 @@ def main() -> None:
         vf_coef=work.vf_coef,
         max_grad_norm=work.max_grad_norm,
         normalize_reward=work.normalize,
-        compile=bool(run.flags.compile),
+        compile=run.flags.compile,
     )
-    train_and_report(run, clock, model, data)
+
+
+def sac_of(run: Run, *spaces: Any) -> SAC:
+    work = run.workload
+    return SAC(
+        SquashedActorCritic(*spaces, work.hidden, activation=work.activation),
+        learning_rate=work.learning_rate,
+        batch_size=work.replay_batch_size,
+        gamma=work.gamma,
+        updates_per_env_step=work.updates / work.env_steps,
+        random_env_steps=SAC_LEARNING_STARTS,
+        compile=run.flags.compile,
+    )
+
+
+def main() -> None:
+    run = parse((*ON_POLICY, *W4, *OFF_POLICY), "compile", "plain")
+    clock = Clock(run)
+    seed_everything(run.seed, verbose=False)
+    data = data_of(run)
+    algorithm = sac_of if run.name in OFF_POLICY else ppo_of
+    model = algorithm(run, data.observation_space, data.action_space)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLTrainer(
+            num_threads=run.workload.threads,
+            machine=PLAIN if run.flags.plain else None,
+            flush_denormal=not run.flags.plain,
+            run_dir=directory,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            callbacks=[Timestamps(clock)],
+            accelerator="cpu" if run.device == "cpu" else "gpu",
+            devices=run.processes,
+            strategy="ddp" if run.processes > 1 else "auto",
+            limit_val_batches=0,
+        )
+        trainer.fit(model, data)
+        if not trainer.is_global_zero:
+            return
+        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
+    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
+    name += ", without what is about the machine" if run.flags.plain else ""
+    clock.report(name, "lightning-rl", computing=computing)
 
 
 if __name__ == "__main__":
