@@ -1,14 +1,14 @@
 """Record OGBench's oracles, and write a dataset for each task of a cube env.
 
-    python scripts/ogbench_data.py demonstrations --cubes single
-    python scripts/ogbench_data.py demonstrations --cubes double --tasks 2
+    python scripts/ogbench_data.py demonstrations --cubes single --kind play
+    python scripts/ogbench_data.py demonstrations --cubes double --kind noisy --tasks 2
 
-The wheel of OGBench has the oracles, but not the script that recorded its datasets. The oracle of
-its `play` datasets follows plans with correlated noise. Episodes of 1,000 steps have random goals,
-and are written once for each single-task env, with its rewards: the number of cubes at their goals
-minus the number of cubes. As in the env, the step that begins with all cubes at their goals
-terminates the episode. Differs from the published datasets: the steps after it are left out until a
-cube leaves its goal, where another episode begins.
+The wheel of OGBench has the oracles, but not the script that recorded its datasets. `play` follows
+plans with correlated noise; `noisy` closes the loop with Gaussian noise and a tenth random actions.
+Episodes of 1,000 steps have random goals, and are written once for each single-task env, with its
+rewards: the number of cubes at their goals minus the number of cubes. As in the env, the step that
+begins with all cubes at their goals terminates the episode. Differs from the published datasets:
+the steps after it are left out until a cube leaves its goal, where another episode begins.
 
 Source: Park et al. 2025, "OGBench: Benchmarking Offline Goal-Conditioned RL", appendix E.
 Needs the environment of constraints-ogbench.txt.
@@ -23,6 +23,7 @@ import gymnasium
 import numpy as np
 import ogbench.manipspace  # noqa: F401  # registers the envs
 import torch
+from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
 from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
 
 from lightning_rl import Episode, EpisodeWriter
@@ -31,8 +32,8 @@ from scripting import parser_of
 STEPS = 1_000
 """Steps of a recorded episode."""
 
-NOISE = 0.1
-"""Of the oracle."""
+NOISE, LEAST_NORM, RANDOM_SHARE = 0.1, 0.4, 0.1
+"""Noise of an oracle, smallest norm of a Markov oracle's action, share of random actions."""
 
 TOLERANCE = 0.04
 """Largest distance of a cube from its goal, in metres, that counts as success."""
@@ -49,18 +50,27 @@ class Recording(NamedTuple):
     cubes: np.ndarray
 
 
-def recordings(env: gymnasium.Env, stacking: tuple[float, float]) -> Iterator[Recording]:
+def recordings(env: gymnasium.Env, kind: str, stacking: tuple[float, float]) -> Iterator[Recording]:
     """Play episodes without end by an oracle, with NumPy's global generator."""
     count = env.unwrapped._num_cubes
-    oracle: Any = CubePlanOracle(env=env, noise=NOISE, noise_smoothing=0.5)
+    if kind == "play":
+        oracle: Any = CubePlanOracle(env=env, noise=NOISE, noise_smoothing=0.5)
+    else:
+        oracle = CubeMarkovOracle(env=env, min_norm=LEAST_NORM)
     while True:
         observation, info = env.reset(seed=int(np.random.randint(2**31)))
-        stacks = np.random.uniform(*stacking)
+        stacks, level = np.random.uniform(*stacking), np.random.uniform(0, NOISE)
         oracle.reset(observation, info)
         observations, actions, cubes = [observation], [], [positions(info, count)]
         for _ in range(STEPS):
-            action = np.array(oracle.select_action(observation, info)).clip(-1, 1)
-            action = action.astype(np.float32)
+            if kind == "noisy" and np.random.rand() < RANDOM_SHARE:
+                action = env.action_space.sample()
+            else:
+                action = np.array(oracle.select_action(observation, info))
+                if kind == "noisy":
+                    scales = level * np.array([1, 1, 1, 3, 10])
+                    action = action + np.random.normal(0, scales, action.shape)
+            action = action.clip(-1, 1).astype(np.float32)
             observation, _, _, _, info = env.step(action)
             observations.append(observation)
             actions.append(action)
@@ -102,26 +112,28 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="of the datasets")
     parser.add_argument("--cubes", default="single", choices=tuple(STACKING))
+    parser.add_argument("--kind", default="play", choices=("play", "noisy"))
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     arguments = parser.parse_args()
-    np.random.seed(0)
+    np.random.seed(arguments.seed)
     env = gymnasium.make(
         f"cube-{arguments.cubes}-v0",
         terminate_at_goal=False,
         mode="data_collection",
         max_episode_steps=STEPS + 1,
     )
-    env.action_space.seed(0)
+    env.action_space.seed(arguments.seed)
     goals, writers = {}, {}
     for number in arguments.tasks:
         task = gymnasium.make(f"cube-{arguments.cubes}-singletask-task{number}-v0")
         goals[number] = np.asarray(task.unwrapped.task_infos[number - 1]["goal_xyzs"])
-        path = arguments.folder / f"cube_{arguments.cubes}_play_task{number}"
+        path = arguments.folder / f"cube_{arguments.cubes}_{arguments.kind}_task{number}"
         fps = round(1.0 / task.unwrapped.control_timestep())
         writers[number] = EpisodeWriter(path, task.observation_space, task.action_space, fps)
     successes = dict.fromkeys(arguments.tasks, 0)
-    played = recordings(env, STACKING[arguments.cubes])
+    played = recordings(env, arguments.kind, STACKING[arguments.cubes])
     for _ in range(-(-arguments.steps // STEPS)):
         recording = next(played)
         for number, writer in writers.items():
