@@ -377,9 +377,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     assert not (tmp_path / "new").exists()
 
 
-# --- demonstrations ---
-
-
 def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):
     env = GymnasiumEnv(2, "CartPole-v1")
     spaces = env.single_observation_space, env.single_action_space
@@ -417,9 +414,6 @@ def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tm
     resumed.load_state_dict(cut.state_dict())
     assert [handed_out(resumed) for _ in range(2)] == drawn[3:]
     env.close()
-
-
-# --- LeRobot ---
 
 
 @pytest.fixture(scope="module")
@@ -471,9 +465,6 @@ def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, scr
             assert now == then, name
     tasks = parquet.read_schema(written / "meta/tasks.parquet").metadata[b"pandas"]
     assert json.loads(tasks)["index_columns"] == ["__index_level_0__"]
-
-
-# --- Minari ---
 
 
 def same(left, right):
@@ -580,9 +571,6 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
     metadata.write_text(json.dumps({key: said[key] for key in said if not key.endswith("_space")}))
     with refused(names=("test-v0", "Minari 0.4")):  # Minari would make an env
         read_episodes(tmp_path / "toy/test-v0")
-
-
-# --- replays ---
 
 
 def all_transitions(replay, n_steps):

@@ -64,9 +64,6 @@ def pictures(*shape, seed=0):
     )
 
 
-# --- pictures ---
-
-
 POINTS = partial(SpatialSoftmaxCNN, points=4, channels=(4, 6), kernels=(4, 2), strides=(2, 1))
 
 
@@ -240,9 +237,6 @@ def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
         ActorCritic(PICTURE, ACTION)
 
 
-# --- numbers, choices, Dicts ---
-
-
 def test_a_perceptron_normalises_and_ends_in_an_activation():
     encoder = PerceptronEncoder(Box(-9, 9, (3,)), hidden_sizes=(8, 5), normalize=True)
     data = 3 + 2 * torch.randn(500, 3)
@@ -319,9 +313,6 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are():
         DictEncoder(PICTURE)
 
 
-# --- frozen ---
-
-
 def test_a_frozen_encoder_has_the_weights_of_its_file_no_gradient_and_no_training_mode(tmp_path):
     trained = SMALL(PICTURE)
     torch.save(trained.state_dict(), tmp_path / "weights.pt")
@@ -362,9 +353,6 @@ def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with refused(names=("list.pt", "state_dict")):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
-
-
-# --- in a policy ---
 
 
 class Counted(Encoder):
@@ -475,9 +463,6 @@ def test_a_policy_says_how_its_encoder_was_made_and_what_it_computes():
     assert describe(policy)["encoder"]["class"] == "NatureCNN"
 
 
-# --- off-policy ---
-
-
 def off_policy(cls, algorithm, **settings):
     torch.manual_seed(0)
     policy = cls(PICTURE, ACTION, (8,), encoder=SMALL, **settings)
@@ -579,9 +564,6 @@ def test_what_a_gripper_is_fitted_to_lags_whole():
     )
 
 
-# --- random shift ---
-
-
 def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
     batch, most = pictures(40, 12, 10, 3), 4
     shift = torch.randint(-most, most + 1, (40, 2), generator=torch.Generator().manual_seed(0))
@@ -598,8 +580,6 @@ def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
     with refused(names=("random_shift=4", "Box")):
         SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
 
-
-# --- in a run ---
 
 SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
 EVERY = {
@@ -874,9 +854,6 @@ def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
     assert "a.b" in trusted.reads.values()
     with refused(names=("'os.system'", "encoder", "Encoder", "--trust_code true")):
         checked_config(ENCODERS % "os.system", tmp_path)
-
-
-# --- what pictures cost, and whence they come ---
 
 
 @pytest.mark.parametrize("task", [PointMass, PushCube])

@@ -161,9 +161,6 @@ def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
     assert len(rows) > 3
 
 
-# --- ends of a torch env's own ---
-
-
 class Mill(TorchEnv):
     """Turn until something happens, at a step that the start draws: success, failure, or a cut."""
 
@@ -284,9 +281,6 @@ def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch
     seen = follow(env, 40)
     env.close()
     assert min(seen.values()) > 5
-
-
-# --- episodes of which only the first of a row counts ---
 
 
 def ticker(num_envs, says=lambda lucky: {"success": lucky}):

@@ -17,8 +17,6 @@ from tests.core.numerics.test_envs import plain, play, random_actions, row
 from tests.helpers import assert_same, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 
-# --- without EnvPool ---
-
 
 def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
@@ -37,9 +35,6 @@ def test_the_command_line_says_what_is_missing(monkeypatch, capsys):
 def test_the_package_is_imported_when_an_env_is_made_and_not_before():
     code = "import sys, lightning_rl.cli; assert 'envpool' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- with it ---
 
 
 @pytest.fixture

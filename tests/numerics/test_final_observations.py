@@ -116,9 +116,6 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
         next_observations(torch.cat([one, other]))
 
 
-# --- memory ---
-
-
 def pictures(num_envs=8):
     """Shows its own age, for episodes of as many steps as the start draws: 8 to 23."""
 
@@ -179,9 +176,6 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     storage.clear()
     assert len(storage.rows) == 21
     assert storage.add(2) == slice(1, 3)
-
-
-# --- on another device ---
 
 
 def as_on_an_accelerator(rollout):
@@ -253,9 +247,6 @@ def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
     assert_same(collected(), expected)
 
 
-# --- in the background ---
-
-
 def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread_rollouts(tmp_path):
     def made():
         env = Mill(12)
@@ -289,9 +280,6 @@ def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread
         assert sorted(rows.tolist()) == list(range(1, 1 + ended))
     for one in (collector, resumed):
         one.close()
-
-
-# --- what is not there ---
 
 
 def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed_by_zeros():

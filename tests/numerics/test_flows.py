@@ -82,9 +82,6 @@ def observed(num_envs, make=DOORS):
     return TensorDict({"observation": make(num_envs).reset(seed=0)[0]}, [num_envs])
 
 
-# --- the formulas ---
-
-
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_stochastic_step_is_that_of_the_reference(steps):
     generator = torch.Generator().manual_seed(1)
@@ -204,9 +201,6 @@ def test_a_learnt_chain_has_the_entropy_of_its_samples():
     assert (difference.abs() / error).max() < 4.5
 
 
-# --- the policy ---
-
-
 def test_the_backbone_runs_once_and_the_expert_once_per_step():
     policy = make_policy()
     counts = {"backbone": 0, "expert": 0}
@@ -257,9 +251,6 @@ def test_what_a_flow_cannot_do_is_refused():
         names=("rgb, uint8", "Dict('proprio'", "VLAObservation")
     ):  # TinyVLA needs pictures
         make_policy(cls=VLAPolicy, head="flow")
-
-
-# --- training ---
 
 
 def fit(
@@ -379,9 +370,6 @@ def test_resume_is_exact(name, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     start = make_policy(*what[1:]).state_dict()
     assert any(not torch.equal(value, whole[f"policy.{key}"]) for key, value in start.items())
-
-
-# --- steering ---
 
 
 class ToDoors(nn.Module):
