@@ -14,7 +14,6 @@ from tests.messages import refused
 from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
-NOTHING = np.zeros(2, np.float32)
 
 
 def opened(source, space=GRIPPER):
