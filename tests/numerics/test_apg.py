@@ -160,30 +160,27 @@ def test_updates_are_those_of_the_reference(algorithm, limit, tmp_path):
 
 
 SEGMENTS = {
-    "APG": {"policy": {"encoder": partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)}},
-    "SHAC": {
-        "model": {"algorithm": SHAC},
-        "policy": {"normalize_observation": True, "noise_correlation": 0.5},
-    },
-}  # fmt: skip
+    "APG": (APG, {"encoder": partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)}),
+    "SHAC": (SHAC, {"normalize_observation": True, "noise_correlation": 0.5}),
+}
 
 
-def run_of(name):
-    run = {"env": partial(PointMass, max_episode_steps=23), **SEGMENTS[name]}
-    return run | {"model": {"algorithm": APG, "lr_schedule": "linear"} | run.get("model", {})}
+def run_of(algorithm, policy):
+    model = {"algorithm": algorithm, "lr_schedule": "linear"}
+    return {"env": partial(PointMass, max_episode_steps=23), "model": model, "policy": policy}
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
 def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
-    assert_resumes(tmp_path, 4, **run_of(name))
+    assert_resumes(tmp_path, 4, **run_of(*SEGMENTS[name]))
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
 def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path):
     """Of episodes that end within it, and of noise that is correlated."""
-    differences = []
+    differences, (algorithm, policy) = [], SEGMENTS[name]
 
-    class Sees(run_of(name)["model"]["algorithm"]):
+    class Sees(algorithm):
         def improve_actor(self, rollout):
             self.replayed, env = [], self.data.collector.env
             before = env.state_dict()
@@ -197,9 +194,7 @@ def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path)
             self.replayed.append(action.detach())
             return action
 
-    run = run_of(name)
-    run["model"] = run["model"] | {"algorithm": Sees}
-    train(tmp_path, **run)
+    train(tmp_path, **run_of(Sees, policy))
     assert len(differences) == 6
     assert max(differences) < 1e-4
 
@@ -265,30 +260,30 @@ def never_lost(env, result, state, action):
     return moved, reward, torch.zeros_like(lost), info
 
 
-def spring_with(change):
-    return passing(Spring, transition=change)
-
-
 @pytest.mark.parametrize(
     ("env", "levels", "words"),
     [
         (Spring, ["ok", "ok", "ok"], "differs from finite differences by"),
         (
-            spring_with(claims_another_gradient),
+            passing(Spring, transition=claims_another_gradient),
             ["error", "ok", "ok"],
             "differs from finite differences by",
         ),
         (
-            spring_with(lambda env, state, action: (state, action.detach())),
+            passing(Spring, transition=lambda env, state, action: (state, action.detach())),
             ["error"],
             "neither reward nor observation",
         ),
         (
-            spring_with(lambda env, state, action: (state, action.clamp(1.3, 1.31))),
+            passing(Spring, transition=lambda env, state, action: (state, action.clamp(1.3, 1.31))),
             ["ok", "warning"],
             "100% of the gradients with respect to an action are zero",
         ),
-        (after(spring_with(explodes), transition=never_lost), ["ok", "ok", "warning"], "grows"),
+        (
+            after(passing(Spring, transition=explodes), transition=never_lost),
+            ["ok", "ok", "warning"],
+            "grows",
+        ),
     ],
 )
 def test_a_check_compares_gradients_with_differences(env, levels, words):

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
@@ -19,20 +18,10 @@ from tests.algorithms import Reinforce
 from tests.envs import NUMBER, ScriptedTask
 from tests.helpers import make_collector
 from tests.messages import refused
+from tests.numerics.test_ends import Limited
+from tests.variants import variant
 
 K, GAMMA = 4, 0.9
-
-
-class Batched(VectorEnv):
-    """Neither of single envs, nor able to let rows wait."""
-
-    device = torch.device("cpu")
-    single_observation_space = single_action_space = gymnasium.spaces.Box(-1, 1, (1,))
-
-    def __init__(self, num_envs):
-        self.num_envs = num_envs
-
-    reset = step = None
 
 
 def walk(num_envs, fails=True, limit=1000):
@@ -57,26 +46,22 @@ def walk(num_envs, fails=True, limit=1000):
     )
 
 
-def play_chunked(fails, limit, decisions=9, rows=16, execute=None):
+def play_chunked(fails, limit, execute=None):
     """Return the chunked fields [N, T, ...], and the actions that each row executed, in order."""
     torch.manual_seed(0)
-    env = ActionChunk(rows, lambda n: walk(n, fails, limit), K, execute)
-    observation, _ = env.reset(seed=5)
-    keys = ("observation", "reward", "step_reward", "executed", "terminated", "truncated", "final")
-    kept = {key: [] for key in keys}
-    executed = [[] for _ in range(rows)]
-    for _ in range(decisions):
-        kept["observation"].append(observation)
-        action = torch.randn(rows, K, 1)
+    env = ActionChunk(16, lambda n: walk(n, fails, limit), K, execute)
+    observations, steps, executed = [env.reset(seed=5)[0]], [], [[] for _ in range(16)]
+    for _ in range(9):
+        action = torch.randn(16, K, 1)
         observation, reward, terminated, truncated, info = env.step(action)
         for row, mask in enumerate(info["executed"]):
             executed[row] += action[row][mask].flatten().tolist()
-        kept["final"].append(info["final_obs"])
-        values = (reward, info["step_reward"], info["executed"], terminated, truncated)
-        for key, value in zip(keys[1:-1], values, strict=True):
-            kept[key].append(value)
-    kept["observation"].append(observation)
-    return {key: torch.stack(value, 1) for key, value in kept.items()}, executed
+        observations.append(observation)
+        ends = {"terminated": terminated, "truncated": truncated, "final": info["final_obs"]}
+        numbers = {"reward": reward, "step_reward": info["step_reward"]}
+        steps.append(numbers | ends | {"executed": info["executed"]})
+    fields = {key: torch.stack([step[key] for step in steps], 1) for key in steps[0]}
+    return fields | {"observation": torch.stack(observations, 1)}, executed
 
 
 def play_plain(row, actions, fails, limit):
@@ -255,7 +240,6 @@ def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_
 
 
 def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
-
     env = ActionChunk(2, lambda n: walk(n), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     algorithm = Reinforce(policy, gamma=0.5)
@@ -269,7 +253,7 @@ def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
 
 def test_what_cannot_be_chunked_is_refused():
     with refused(names=("ActionChunk", "Batched", "advance(action, active)")):
-        ActionChunk(2, Batched)
+        ActionChunk(2, variant(Limited, "Batched"))
     with refused(names=("wrappers", "vectorization")):
         ActionChunk(
             2, lambda n: GymnasiumEnv(n, "lightning_rl/CartPole-v0", None, "vector_entry_point")
@@ -283,15 +267,15 @@ def test_what_cannot_be_chunked_is_refused():
     assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])
 
 
-GYMNASIUM = [
-    ("CartPole-v1", {}, "sync"),
-    ("CartPole-v1", {"max_episode_steps": 10}, "sync"),
-    ("CartPole-v1", {}, "async"),
-    ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
-]
-
-
-@pytest.mark.parametrize(("id", "settings", "vectorization"), GYMNASIUM)
+@pytest.mark.parametrize(
+    ("id", "settings", "vectorization"),
+    [
+        ("CartPole-v1", {}, "sync"),
+        ("CartPole-v1", {"max_episode_steps": 10}, "sync"),
+        ("CartPole-v1", {}, "async"),
+        ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
+    ],
+)
 def test_a_chunked_gymnasium_env_does_what_the_plain_one_does(id, settings, vectorization):
     rows, decisions = 5, 25
     make = partial(GymnasiumEnv, id=id, env_kwargs=settings, vectorization=vectorization)

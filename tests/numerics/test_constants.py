@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_rl import PPO, OnPolicyAlgorithm
+from lightning_rl import PPO
 from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
 from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning
+from tests.algorithms import Reinforce
 from tests.core.numerics.test_gradients import minibatch_for
 from tests.helpers import (
     assert_same,
@@ -29,18 +30,14 @@ class Settings:
     __slots__ = ("weight",)
 
 
-def inner():
-    settings = Settings()
-    settings.weight = 0.5
-    return SimpleNamespace(weight=0.5, weights={"a": 0.5}, terms=[settings])
-
-
 class Loss(nn.Module):
     shared = 0.5
 
     def __init__(self):
         super().__init__()
-        self.number, self.flag, self.kind, self.inner = 0.5, True, "half", inner()
+        self.number, self.flag, self.kind, term = 0.5, True, "half", Settings()
+        term.weight = 0.5
+        self.inner = SimpleNamespace(weight=0.5, weights={"a": 0.5}, terms=[term])
         self.array, self.count, self.seen = np.array([0.5]), 0, []
         self.tensor = torch.tensor([0.5])
         self.register_buffer("buffer", torch.tensor([0.5]))
@@ -52,37 +49,27 @@ class Loss(nn.Module):
         return self.number * 1.0
 
 
-READERS = {
-    "number": lambda m: m.number,
-    "flag": lambda m: 0.5 if m.flag else 2.0,
-    "string": lambda m: {"half": 0.5, "two": 2.0}[m.kind],
-    "class attribute": lambda m: m.shared,
-    "number of an object": lambda m: m.inner.weight,
-    "slot in a list": lambda m: m.inner.terms[0].weight,
-    "item of a dict": lambda m: m.inner.weights["a"],
-    "array": lambda m: float(m.array[0]),
-    "property": lambda m: m.half,
-    "number of a module": lambda m: m.layer.p,
-    "item of a buffer": lambda m: 0.5 * m.version.item(),
-    "tensor": lambda m: m.tensor,
-    "tensor of the same layout": lambda m: m.tensor,
-    "buffer": lambda m: m.buffer,
-}
-CHANGES = {
-    "number": lambda m: setattr(m, "number", 2.0),
-    "flag": lambda m: setattr(m, "flag", False),
-    "string": lambda m: setattr(m, "kind", "two"),
-    "class attribute": lambda m: setattr(m, "shared", 2.0),
-    "number of an object": lambda m: setattr(m.inner, "weight", 2.0),
-    "slot in a list": lambda m: setattr(m.inner.terms[0], "weight", 2.0),
-    "item of a dict": lambda m: m.inner.weights.update(a=2.0),
-    "array": lambda m: m.array.fill(2.0),
-    "property": lambda m: setattr(m, "number", 2.0),
-    "number of a module": lambda m: setattr(m.layer, "p", 2.0),
-    "item of a buffer": lambda m: m.version.fill_(4),
-    "tensor": lambda m: setattr(m, "tensor", torch.zeros(3)),
-    "tensor of the same layout": lambda m: setattr(m, "tensor", torch.tensor([3.0])),
-    "buffer": lambda m: setattr(m, "buffer", torch.zeros(3)),
+READERS_AND_CHANGES = {
+    "number": (lambda m: m.number, lambda m: setattr(m, "number", 2.0)),
+    "flag": (lambda m: 0.5 if m.flag else 2.0, lambda m: setattr(m, "flag", False)),
+    "string": (lambda m: {"half": 0.5, "two": 2.0}[m.kind], lambda m: setattr(m, "kind", "two")),
+    "class attribute": (lambda m: m.shared, lambda m: setattr(m, "shared", 2.0)),
+    "number of an object": (lambda m: m.inner.weight, lambda m: setattr(m.inner, "weight", 2.0)),
+    "slot in a list": (
+        lambda m: m.inner.terms[0].weight,
+        lambda m: setattr(m.inner.terms[0], "weight", 2.0),
+    ),
+    "item of a dict": (lambda m: m.inner.weights["a"], lambda m: m.inner.weights.update(a=2.0)),
+    "array": (lambda m: float(m.array[0]), lambda m: m.array.fill(2.0)),
+    "property": (lambda m: m.half, lambda m: setattr(m, "number", 2.0)),
+    "number of a module": (lambda m: m.layer.p, lambda m: setattr(m.layer, "p", 2.0)),
+    "item of a buffer": (lambda m: 0.5 * m.version.item(), lambda m: m.version.fill_(4)),
+    "tensor": (lambda m: m.tensor, lambda m: setattr(m, "tensor", torch.zeros(3))),
+    "tensor of the same layout": (
+        lambda m: m.tensor,
+        lambda m: setattr(m, "tensor", torch.tensor([3.0])),
+    ),
+    "buffer": (lambda m: m.buffer, lambda m: setattr(m, "buffer", torch.zeros(3))),
 }
 
 
@@ -98,9 +85,9 @@ def graphs_of(module, read):
     return multiply, made._compiled
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", READERS_AND_CHANGES)
 def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, traced_only):
-    module, read = Loss(), READERS[name]
+    module, (read, change) = Loss(), READERS_AND_CHANGES[name]
     multiply, graphs = graphs_of(module, read)
     for _ in range(3):
         assert torch.equal(multiply(), torch.ones(1) * read(module))
@@ -108,7 +95,7 @@ def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, t
         module.seen.append(torch.ones(1))
         module.number = float(str(module.number))  # equal, but another object
     assert len(graphs["product",]) == 1
-    CHANGES[name](module)
+    change(module)
     for _ in range(2):
         assert torch.equal(multiply(), torch.ones(1) * read(module))
     assert len(graphs["product",]) == 1 + (name != "tensor of the same layout")
@@ -116,7 +103,7 @@ def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, t
 
 @pytest.mark.parametrize("name", ["number", "slot in a list", "number of an object"])
 def test_a_number_that_varies_has_one_more_graph(name, traced_only):
-    module, read = Loss(), READERS[name]
+    module, (read, _) = Loss(), READERS_AND_CHANGES[name]
     multiply, graphs = graphs_of(module, read)
     owner = {"number": module, "slot in a list": module.inner.terms[0]}.get(name, module.inner)
     for value in (0.5, 1.0, 2.0, 3.0):
@@ -160,45 +147,32 @@ def test_a_decision_by_a_number_has_a_graph_for_each_value_beside_one_that_varie
     assert len(graphs["product",]) == 6
 
 
-class MyAlgorithm(OnPolicyAlgorithm):
-    """That of docs/extending.md, with a coefficient that goes to 0."""
-
-    def __init__(self, policy, my_coef=1.0, **kwargs):
-        super().__init__(policy, **kwargs)
-        self.my_coef = my_coef
-        self.losses = []
+class MyAlgorithm(Reinforce):
+    """Its coefficient goes to 0."""
 
     def training_step(self, rollout, batch_idx):
         self.my_coef = 1.0 - self.iterations_done / 4
-        self.evaluate_values(rollout)
-        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
-            self.update(minibatch)
-        self.finish_iteration(rollout)
-        self.losses.append(self.metrics["train/loss"])
+        super().training_step(rollout, batch_idx)
+        vars(self).setdefault("losses", []).append(self.metrics["train/loss"])
 
     def loss(self, minibatch):
-        new = self.policy.evaluate_actions(minibatch)
-        loss = -(self.my_coef * minibatch["reward"] * new["sample_log_prob"]).mean()
-        return loss, {"policy_loss": loss}
+        loss, scalars = super().loss(minibatch)
+        return self.my_coef * loss, scalars
 
 
-def held(algorithm):
-    return vars(algorithm).setdefault("holder", SimpleNamespace())
+class HoldsItsCoefficient(MyAlgorithm):
+    """Its coefficient lies in an object that the algorithm holds."""
+
+    @property
+    def my_coef(self):
+        return self.holder.value
+
+    @my_coef.setter
+    def my_coef(self, value):
+        vars(self).setdefault("holder", SimpleNamespace()).value = value
 
 
-HOLDS_ITS_COEFFICIENT = type(
-    "HoldsItsCoefficient",
-    (MyAlgorithm,),
-    {
-        "my_coef": property(
-            lambda self: held(self).value, lambda self, value: setattr(held(self), "value", value)
-        )
-    },
-)
-"""Its coefficient lies in an object that the algorithm holds."""
-
-
-@pytest.mark.parametrize("algorithm", [MyAlgorithm, HOLDS_ITS_COEFFICIENT])
+@pytest.mark.parametrize("algorithm", [MyAlgorithm, HoldsItsCoefficient])
 def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(
     algorithm, tmp_path, traced_only
 ):

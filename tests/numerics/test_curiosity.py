@@ -29,29 +29,21 @@ from tests.references import numeric_gradient
 
 SPACE = Dict({"arm": Box(-9, 9, (3,)), "eye": Box(0, 255, (8, 8, 3), np.uint8)})
 GAMMA = 0.8
-SMALL = partial(ReplayBuffer, capacity=500)
 
 
 def curiosity(**settings):
     torch.manual_seed(4)
-    settings = {
-        "keys": ["arm"],
-        "hidden_sizes": [8],
-        "activation": "relu",
-        "gamma": GAMMA,
-    } | settings
-    return RandomNetworkDistillation(SPACE, **settings)
+    own = {"keys": ["arm"], "hidden_sizes": [8], "activation": "relu", "gamma": GAMMA}
+    return RandomNetworkDistillation(SPACE, **own | settings)
 
 
-def rollout(seed, envs=3, steps=5):
+def rollout():
     """A rollout with an episode that ends in the middle, whose final observation differs."""
-    generator = torch.Generator().manual_seed(seed)
-    result = allocate_rollout(SPACE, Box(-1, 1, (1,)), envs, steps)
-    result["observation", "arm"].copy_(torch.randn(envs, steps + 1, 3, generator=generator))
+    result = allocate_rollout(SPACE, Box(-1, 1, (1,)), 3, 5)
+    result["observation", "arm"].normal_()
     result["terminated"][1, 2] = result["done"][1, 2] = True
-    eye = torch.zeros(envs, 8, 8, 3, dtype=torch.uint8)
-    final = {"arm": torch.full((envs, 3), 2.0), "eye": eye}
-    FinalObservationWriter(result).write(2, TensorDict(final, [envs]))
+    final = {"arm": torch.full((3, 3), 2.0), "eye": torch.zeros(3, 8, 8, 3, dtype=torch.uint8)}
+    FinalObservationWriter(result).write(2, TensorDict(final, [3]))
     return result
 
 
@@ -59,8 +51,8 @@ def test_rewards_of_two_rollouts_are_those_of_the_reference():
     module = curiosity(weight=[[0, 2.0], [100, 1.0]])
     layers = [actor_layers(network) for network in (module.predictor, module.target)]
     seen, sums, carry = np.zeros((0, 3)), np.zeros(0), np.zeros(3)
-    for seed, env_steps in enumerate((0, 60)):
-        fresh = rollout(seed)
+    for env_steps in (0, 60):
+        fresh = rollout()
         reward, normalized = module.reward(fresh, env_steps)
         states = fresh["observation", "arm"][:, 1:].double().numpy()
         states[1, 2] = 2.0
@@ -123,7 +115,8 @@ def test_under_fsdp_it_is_refused_by_name():
 
 @pytest.mark.parametrize("replay", [HindsightReplay, MixedReplay])
 def test_a_replay_with_rewards_that_lack_its_part_is_refused(replay, tmp_path):
-    rooms = {"online": SMALL, "offline": SMALL} if replay is MixedReplay else {"capacity": 500}
+    small = partial(ReplayBuffer, capacity=500)
+    rooms = {"online": small, "offline": small} if replay is MixedReplay else {"capacity": 500}
     data = {"buffer_size": 40, "replay": partial(replay, **rooms)}
     with refused(names=("CuriousSAC", replay.__name__, "data.replay: ReplayBuffer")):
         train(
@@ -143,18 +136,15 @@ def test_with_another_number_of_envs_a_resumed_run_begins_new_sums(tmp_path):
     assert (module.env_steps, module.curiosity.carry.shape) == (128, (2,))
 
 
-RIGHT, DOWN, LEFT, UP = range(4)
-
-
 def test_the_maze_of_the_page_pays_for_the_key_and_the_goal_alone(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples")
     from door_maze import DoorMaze
 
+    right, down, left, up = range(4)
     env = DoorMaze(2, rooms=2, size=3, max_episode_steps=30)
     env.reset(seed=0)
-    key, door = [DOWN, DOWN, UP, UP], [RIGHT, RIGHT, RIGHT]
-    goal = [DOWN, DOWN]
-    without_key = [RIGHT, RIGHT, RIGHT, DOWN, DOWN, RIGHT, UP, UP, LEFT]
+    key, door, goal = [down, down, up, up], [right, right, right], [down, down]
+    without_key = [right, right, right, down, down, right, up, up, left]
     rewards, ends = [], []
     for moves in zip(key + door + goal, without_key, strict=True):
         _, reward, terminated, _, _ = env.step(torch.tensor(moves))

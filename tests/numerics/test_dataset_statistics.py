@@ -1,11 +1,13 @@
 """A run begins with a dataset's statistics of observations."""
 
 import json
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
 
 from lightning_rl.extensions.datasets.dataset_statistics import DatasetStatistics
 from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
@@ -23,15 +25,14 @@ def statistics(path, **features):
     return str(path / "stats.json")
 
 
-def begin(tmp_path, path, policy=None, env="CartPole-v1", **more):
+def begin(tmp_path, path, policy=None, env="CartPole-v1", own=None, **more):
     """Return the policy's statistics at the start of a run, and the module after an iteration."""
     seen = {}
 
     def look(statistics, result, trainer, module):
-        named = module.policy.named_buffers()
-        seen.update({name: value.clone() for name, value in named})
+        seen.update({name: value.clone() for name, value in module.policy.named_buffers()})
 
-    callbacks = [after(DatasetStatistics, on_train_start=look)(path, **more.pop("own", {}))]
+    callbacks = [after(DatasetStatistics, on_train_start=look)(path, **own or {})]
     settings = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 32}
     module, *_ = train(
         tmp_path, env=env, data=settings, trainer={"callbacks": callbacks}, policy=policy, **more
@@ -53,13 +54,7 @@ def test_flat_observations_begin_with_mean_variance_and_count(tmp_path):
     assert int(again["normalizer.count"]) == 5000 + 32
 
 
-def seen_arm():
-    """Joints and a camera."""
-    space = gymnasium.spaces.Dict(
-        arm=gymnasium.spaces.Box(-9, 9, (4,), np.float32),
-        top=gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
-    )
-    return ScriptedEnv(space, UNIT, observe=draw)
+ARM_AND_CAMERA = Dict(arm=Box(-9, 9, (4,), np.float32), top=Box(0, 255, (36, 36, 3), np.uint8))
 
 
 def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
@@ -69,7 +64,8 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
     )
     policy = {"encoder": lambda space: DictEncoder(space, normalize=True)}
     own = {"keys": {"arm": "observation.joints"}}
-    gymnasium.register("StatisticsArm-v0", seen_arm, max_episode_steps=8)
+    arm = partial(ScriptedEnv, ARM_AND_CAMERA, UNIT, observe=draw, length=8)
+    gymnasium.register("StatisticsArm-v0", arm)
     seen, module = begin(tmp_path, path, policy, env="StatisticsArm-v0", own=own)
     picture = next(n for n, m in module.policy.named_modules() if isinstance(m, NatureCNN))
     expected = torch.tensor([0.2, 0.5, 0.7])

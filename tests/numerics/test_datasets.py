@@ -22,25 +22,23 @@ from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
 from tests.core.numerics.test_replay import ACTION as OF_STREAMS
 from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
-from tests.helpers import make_collector
+from tests.helpers import assert_same, make_collector
 from tests.messages import refused
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
+parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("av", reason="needs the extra data")
 
+PIXELS = {
+    "front": Box(0, 255, (64, 48, 3), np.uint8),
+    "wrist": Box(0, 255, (3, 32, 32), np.uint8),
+}
 OBSERVATION = Dict(
-    {
-        "agent_pos": Box(-1, 1, (3,), np.float64),
-        "pixels": Dict(
-            {
-                "front": Box(0, 255, (64, 48, 3), np.uint8),
-                "wrist": Box(0, 255, (3, 32, 32), np.uint8),
-            }
-        ),
-        "goal": Discrete(5),
-        "grid": Box(-1, 1, (2, 4), np.float32),
-        "touch": MultiBinary(2),
-    }
+    agent_pos=Box(-1, 1, (3,), np.float64),
+    goal=Discrete(5),
+    grid=Box(-1, 1, (2, 4), np.float32),
+    pixels=Dict(PIXELS),
+    touch=MultiBinary(2),
 )
 ACTION = Box(-9, 9, (2,), np.float32)
 FPS = 12.5
@@ -65,8 +63,7 @@ class Recorded:
     """Episodes that are written, and kept to be compared."""
 
     def __init__(self):
-        self.episodes = []
-        self.generator = np.random.default_rng(0)
+        self.episodes, self.generator = [], np.random.default_rng(0)
 
     def record(self, writer, *lengths, success=None):
         for length in lengths:
@@ -252,11 +249,6 @@ def test_a_dataset_of_another_env_is_refused_with_the_cure(settings, message, tm
         read_episodes(tmp_path / "data", **settings)
 
 
-def break_video(path):
-    for file in path.rglob("*.mp4"):
-        file.write_bytes(file.read_bytes()[:600])
-
-
 def shorten_video(path):
     file = next((path / "videos/observation.images.front").rglob("*.mp4"))
     shorter = next(path.parent.glob("short/videos/observation.images.front/*/*.mp4"))
@@ -271,17 +263,15 @@ def remove(pattern):
     return act
 
 
-def cut(pattern):
+def cut(pattern, size=-40):
     def act(path):
         for file in path.rglob(pattern):
-            file.write_bytes(file.read_bytes()[:-40])
+            file.write_bytes(file.read_bytes()[:size])
 
     return act
 
 
 def break_pictures(path):
-    import pyarrow.parquet as parquet
-
     file = next(path.glob("data/*/*.parquet"))
     table = parquet.read_table(file)
     at = table.column_names.index("observation.images.front")
@@ -310,7 +300,7 @@ def old(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (break_video, (".mp4", "keys")),
+        (cut("*.mp4", 600), (".mp4", "keys")),
         (shorten_video, (".mp4", "0.160 seconds")),
         (remove("*.mp4"), (".mp4", "No such file")),
         (remove("info.json"), "info.json"),
@@ -377,9 +367,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     assert not (tmp_path / "new").exists()
 
 
-# --- demonstrations ---
-
-
 def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):
     env = GymnasiumEnv(2, "CartPole-v1")
     spaces = env.single_observation_space, env.single_action_space
@@ -419,9 +406,6 @@ def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tm
     env.close()
 
 
-# --- LeRobot ---
-
-
 @pytest.fixture(scope="module")
 def exchanged(tmp_path_factory):
     """What LeRobot 0.4.4 wrote, and what it has opened of ours: see scripts/lerobot_roundtrip.py."""
@@ -450,8 +434,6 @@ def test_what_lerobot_deleted_from_and_merged_is_read(pictures, exchanged, scrip
 @pytest.mark.parametrize("pictures", ["png", "video"])
 def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, script, tmp_path):
     """The same files, of the same tables, of which it read the same numbers, tasks and bounds."""
-    import pyarrow.parquet as parquet
-
     opened, written = exchanged / f"ours-{pictures}", tmp_path / "data"
     script.write_ours(written, pictures, finalised=True)
     names = sorted(str(file.relative_to(opened)) for file in opened.rglob("*") if file.is_file())
@@ -473,31 +455,8 @@ def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, scr
     assert json.loads(tasks)["index_columns"] == ["__index_level_0__"]
 
 
-# --- Minari ---
-
-
-def same(left, right):
-    """Episodes are the same, bit for bit."""
-    for name in ("action", "reward", "terminated", "truncated", "intervened"):
-        assert getattr(left, name).dtype == getattr(right, name).dtype
-        assert torch.equal(getattr(left, name), getattr(right, name)), name
-    assert (left.success, left.task, left.final_known) == (
-        right.success,
-        right.task,
-        right.final_known,
-    )
-    for mine, theirs in ((left.observation, right.observation), (left.extra, right.extra)):
-        same_tree(mine, theirs)
-
-
-def same_tree(left, right):
-    if isinstance(left, dict):
-        assert set(left) == set(right)
-        for key, value in left.items():
-            same_tree(value, right[key])
-    else:
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
+def contents(episodes):
+    return [vars(episode) for episode in episodes]
 
 
 def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
@@ -512,13 +471,11 @@ def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
         tmp_path / "minari", observation_space=OBSERVATION, action_space=ACTION, fps=3
     )
     assert again.lengths == episodes.lengths
-    for left, right in zip(episodes, again, strict=True):
-        same(left, right)
+    assert_same(contents(episodes), contents(again))
     back = EpisodeWriter(tmp_path / "back", OBSERVATION, ACTION, FPS, pictures="png")
     for episode in again:
         back.write(episode)
-    for left, right in zip(episodes, read_episodes(tmp_path / "back"), strict=True):
-        same(left, right)
+    assert_same(contents(episodes), contents(read_episodes(tmp_path / "back")))
     with refused(names="minari"):
         write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
 
@@ -582,9 +539,6 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
         read_episodes(tmp_path / "toy/test-v0")
 
 
-# --- replays ---
-
-
 def all_transitions(replay, n_steps):
     """All that a replay may give, bit for bit, in an order of its own."""
     samples = replay.samples(torch.arange(len(replay)), n_steps, 0.9)
@@ -645,8 +599,6 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
         for t in range(3):
             writer.add(np.full(2, t), np.zeros(2), 1.0, terminated and t == 2, False)
         writer.end_episode(np.full(2, 3))
-    import pyarrow.parquet as parquet
-
     for file in (tmp_path / "data/meta/episodes").rglob("*.parquet"):
         table = parquet.read_table(file)
         parquet.write_table(table.drop_columns(["final/observation.state", "success"]), file)

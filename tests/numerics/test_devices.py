@@ -2,7 +2,7 @@
 
 import struct
 import sys
-import types
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -14,17 +14,12 @@ from tests.messages import refused
 from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
-NOTHING = np.zeros(2, np.float32)
-
-
-def env_of(space):
-    env = shows()
-    env.action_space = space
-    return env
 
 
 def opened(source, space=GRIPPER):
-    source.open(env_of(space))
+    env = shows()
+    env.action_space = space
+    source.open(env)
     source.reset(None)
     return source
 
@@ -146,7 +141,6 @@ def test_keys_for_numbered_actions(window):
     board.close()
 
 
-ROLES = "take_over, success, failure, rerecord"
 WRONG = {
     "actions": (lambda: opened(SpaceMouse(), Discrete(2)), ("SpaceMouse", "Box", "Discrete(2)", "queue.Queue")),
     "neutral": (
@@ -154,8 +148,8 @@ WRONG = {
         ("neutral=[0.0, 3.0]", "Box(-1.0, 1.0, (2,), float32)"),
     ),
     "two meanings": (lambda: Keyboard({"success": "up"}, {"up": "+0"}), ("keys", "['up']")),
-    "unknown": (lambda: Keyboard({"takeover": "a"}), ("keys", "['takeover']", ROLES)),
-    "unknown button": (lambda: Gamepad({"takeover": 1}), ("buttons", "['takeover']", ROLES)),
+    "unknown": (lambda: Keyboard({"takeover": "a"}), ("keys", "['takeover']", "take_over, success, failure, rerecord")),
+    "unknown button": (lambda: Gamepad({"takeover": 1}), ("buttons", "['takeover']", "take_over, success, failure, rerecord")),
     "speed": (lambda: Keyboard(speed=0), ("speed", "0")),
 }  # fmt: skip
 
@@ -167,35 +161,15 @@ def test_what_cannot_be_is_refused(name):
         make()
 
 
-class Pad:
-    """A gamepad as pygame has it."""
-
-    def __init__(self):
-        self.axes, self.buttons = [0.0] * 6, [0] * 8
-
-    def init(self):
-        pass
-
-    quit = init
-
-    def get_numaxes(self):
-        return len(self.axes)
-
-    def get_numbuttons(self):
-        return len(self.buttons)
-
-    def get_axis(self, i):
-        return self.axes[i]
-
-    def get_button(self, i):
-        return self.buttons[i]
-
-
 @pytest.fixture
 def pads(monkeypatch):
+    """What is plugged in: a gamepad as pygame has it."""
     pygame = pytest.importorskip("pygame", reason="the extra hil-devices is not installed")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    plugged = [Pad()]
+    axes, buttons = [0.0] * 6, [0] * 8
+    pad = Mock(axes=axes, get_axis=axes.__getitem__, get_numaxes=lambda: 6)
+    pad.configure_mock(buttons=buttons, get_button=buttons.__getitem__, get_numbuttons=lambda: 8)
+    plugged = [pad]
     monkeypatch.setattr(pygame.joystick, "get_count", lambda: len(plugged))
     monkeypatch.setattr(pygame.joystick, "Joystick", lambda i: plugged[i])
     yield plugged
@@ -228,39 +202,22 @@ def test_no_gamepad(pads):
         opened(Gamepad())
 
 
-class Mouse:
-    """A space-mouse as hidapi has it."""
-
-    plugged = [{"vendor_id": 0x256F, "product_string": "SpaceMouse Compact", "path": b"1"}]  # noqa: RUF012
-    allowed = True
-
-    def __init__(self):
-        self.reports = []
-
-    def open_path(self, path):
-        if not self.allowed:
-            raise OSError("open failed")
-
-    def set_nonblocking(self, wanted):
-        assert wanted
-
-    def read(self, size):
-        return self.reports.pop(0) if self.reports else []
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def mouse(monkeypatch):
-    module, one = types.ModuleType("hid"), Mouse()
-    module.enumerate = lambda: [
-        {"vendor_id": 0x046D, "product_string": "Wheel", "path": b"0"},
-        *one.plugged,
-    ]
-    module.device = lambda: one
-    monkeypatch.setitem(sys.modules, "hid", module)
-    return one
+    """A space-mouse as hidapi has it."""
+    wheel = {"vendor_id": 0x046D, "product_string": "Wheel", "path": b"0"}
+    compact = {"vendor_id": 0x256F, "product_string": "SpaceMouse Compact", "path": b"1"}
+    device = Mock(plugged=[compact], allowed=True, reports=[])
+
+    def open_path(path):
+        if not device.allowed:
+            raise OSError("open failed")
+
+    device.open_path = open_path
+    device.read = lambda size: device.reports.pop(0) if device.reports else []
+    hid = Mock(enumerate=lambda: [wheel, *device.plugged], device=lambda: device)
+    monkeypatch.setitem(sys.modules, "hid", hid)
+    return device
 
 
 def test_a_space_mouse_takes_over_while_it_moves(mouse, monkeypatch):

@@ -58,13 +58,8 @@ ACTION = Box(-1.0, 1.0, (2,), np.float32)
 SMALL = partial(NatureCNN, size=8, channels=(4, 6), kernels=(4, 2), strides=(2, 2))
 
 
-def pictures(*shape, seed=0):
-    return torch.randint(
-        256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
-    )
-
-
-# --- pictures ---
+def pictures(*shape):
+    return torch.randint(256, shape, dtype=torch.uint8)
 
 
 POINTS = partial(SpatialSoftmaxCNN, points=4, channels=(4, 6), kernels=(4, 2), strides=(2, 1))
@@ -240,9 +235,6 @@ def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
         ActorCritic(PICTURE, ACTION)
 
 
-# --- numbers, choices, Dicts ---
-
-
 def test_a_perceptron_normalises_and_ends_in_an_activation():
     encoder = PerceptronEncoder(Box(-9, 9, (3,)), hidden_sizes=(8, 5), normalize=True)
     data = 3 + 2 * torch.randn(500, 3)
@@ -263,37 +255,16 @@ def test_a_choice_is_one_number_among_as_many_as_there_are():
         OneHot(PICTURE)
 
 
-SPACE = Dict(
-    {
-        "camera": PICTURE,
-        "arm": Dict({"q": Box(-9, 9, (4,)), "gripper": Discrete(2)}),
-        "goal": Discrete(3),
-        "force": Box(-9, 9, (2,)),
-    }
-)
-
-
-def seen(count, *, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    arm = {
-        "q": torch.randn(count, 4, generator=generator),
-        "gripper": torch.randint(2, (count,), generator=generator),
-    }
-    return TensorDict(
-        {
-            "camera": pictures(count, 12, 10, 3, seed=seed),
-            "arm": TensorDict(arm, [count]),
-            "goal": torch.randint(3, (count,), generator=generator),
-            "force": torch.randn(count, 2, generator=generator),
-        },
-        [count],
-    )
+ARM = Dict({"q": Box(-9, 9, (4,)), "gripper": Discrete(2)})
+SPACE = Dict({"camera": PICTURE, "arm": ARM, "goal": Discrete(3), "force": Box(-9, 9, (2,))})
 
 
 def test_each_key_of_a_dict_has_its_encoder_and_what_they_say_is_joined():
     encoder = DictEncoder(SPACE, {"camera": SMALL}, normalize=True)
     assert encoder.size == (4 + 2) + 8 + 2 + 3
-    observation = seen(6)
+    arm = {"q": torch.randn(6, 4), "gripper": torch.randint(2, (6,))}
+    seen = {"goal": torch.randint(3, (6,)), "force": torch.randn(6, 2), "arm": arm}
+    observation = TensorDict(seen | {"camera": pictures(6, 12, 10, 3)}, [6])
     features = encoder(observation)
     torch.testing.assert_close(features[:, 6:14], encoder.encoders["camera"](observation["camera"]))
     assert torch.equal(features[:, -3:].argmax(-1), observation["goal"])
@@ -317,9 +288,6 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are():
         DictEncoder(SPACE)
     with refused(names=("DictEncoder", "Dict", "Box")):
         DictEncoder(PICTURE)
-
-
-# --- frozen ---
 
 
 def test_a_frozen_encoder_has_the_weights_of_its_file_no_gradient_and_no_training_mode(tmp_path):
@@ -364,16 +332,12 @@ def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
 
 
-# --- in a policy ---
-
-
 class Counted(Encoder):
     """Counts its calls."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space)
-        self.linear = nn.Linear(3, 4)
-        self.size, self.calls = 4, 0
+        self.linear, self.size, self.calls = nn.Linear(3, 4), 4, 0
 
     def forward(self, observation):
         self.calls += 1
@@ -475,26 +439,22 @@ def test_a_policy_says_how_its_encoder_was_made_and_what_it_computes():
     assert describe(policy)["encoder"]["class"] == "NatureCNN"
 
 
-# --- off-policy ---
-
-
 def off_policy(cls, algorithm, **settings):
     torch.manual_seed(0)
     policy = cls(PICTURE, ACTION, (8,), encoder=SMALL, **settings)
     return algorithm(policy, batch_size=4, tau=0.25)
 
 
+def minibatch_for(module):
+    seen = {key: pictures(4, 12, 10, 3) for key in ("observation", "next_observation")}
+    seen |= {key: torch.rand(4) for key in ("reward", "discount")}
+    module.generator = torch.Generator().manual_seed(0)
+    return TensorDict(seen | {"action": torch.rand(4, 2)} | module.noise_fields(4), [4])
+
+
 def stepped(module, name):
     """What a step down one of its losses moves."""
-    batch = {
-        "observation": pictures(4, 12, 10, 3),
-        "next_observation": pictures(4, 12, 10, 3, seed=1),
-        "action": torch.rand(4, 2),
-        "reward": torch.rand(4),
-        "discount": torch.full((4,), 0.9),
-    }
-    module.generator = torch.Generator().manual_seed(0)
-    minibatch = TensorDict(batch | module.noise_fields(4), [4])
+    minibatch = minibatch_for(module)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     objective = module.objectives[name]
     loss, _ = objective.loss(minibatch)
@@ -522,15 +482,7 @@ def test_the_critics_loss_trains_a_shared_encoder_and_the_actors_leaves_it_alone
 @pytest.mark.parametrize("share", [True, False])
 def test_targets_are_read_by_slow_copies_of_the_encoders(cls, algorithm, share):
     module = off_policy(cls, algorithm, share_encoder=share)
-    batch = {
-        "observation": pictures(4, 12, 10, 3),
-        "action": torch.zeros(4, module.policy.distribution.size),
-        "next_observation": pictures(4, 12, 10, 3),
-        "reward": torch.zeros(4),
-        "discount": torch.ones(4),
-    }
-    module.generator = torch.Generator().manual_seed(0)
-    minibatch = TensorDict(batch | module.noise_fields(4), [4])
+    minibatch = minibatch_for(module)
     target = lambda: module.critic_loss(minibatch)[1]["q_target"]  # noqa: E731
     before = target()
     encoder = module.policy.encoder_of_critic
@@ -549,8 +501,7 @@ def test_targets_are_read_by_slow_copies_of_the_encoders(cls, algorithm, share):
 
 
 def test_what_is_frozen_needs_no_slow_copy(tmp_path):
-    torch.save(SMALL(PICTURE).state_dict(), tmp_path / "weights.pt")
-    make = partial(FrozenEncoder, encoder=SMALL, weights=str(tmp_path / "weights.pt"))
+    make = frozen(tmp_path / "weights.pt", PICTURE)
     module = SAC(SquashedActorCritic(PICTURE, ACTION, (8,), encoder=make), batch_size=4)
     assert module.target_encoder is None
     assert stepped(module, "critic") == {"critic"}
@@ -579,9 +530,6 @@ def test_what_a_gripper_is_fitted_to_lags_whole():
     )
 
 
-# --- random shift ---
-
-
 def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
     batch, most = pictures(40, 12, 10, 3), 4
     shift = torch.randint(-most, most + 1, (40, 2), generator=torch.Generator().manual_seed(0))
@@ -599,9 +547,8 @@ def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
         SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
 
 
-# --- in a run ---
-
 SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
+WITH_STATE = partial(SEEN, pictures=Pictures(12, 2, with_state=True))
 EVERY = {
     "PPO": {},
     "PPO, two encoders": {"policy": {"share_encoder": False}},
@@ -609,7 +556,7 @@ EVERY = {
     "SAC": {"model": {"algorithm": SAC, "random_shift": 2}},
     "TD3, two encoders": {"model": {"algorithm": TD3}, "policy": {"share_encoder": False}},
     "PPO, a critic that knows more": {
-        "env": partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2, with_state=True)),
+        "env": WITH_STATE,
         "policy": {
             "encoder": partial(DictEncoder, encoders={"pictures": SMALL}),
             "critic_encoder": partial(PerceptronEncoder, hidden_sizes=[8], normalize=True),
@@ -617,7 +564,7 @@ EVERY = {
         },
     },
     "SAC, critics that know more": {
-        "env": partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2, with_state=True)),
+        "env": WITH_STATE,
         "model": {"algorithm": SAC, "random_shift": 1},
         "policy": {
             "encoder": partial(DictEncoder, encoders={"pictures": SMALL}, normalize=True),
@@ -810,15 +757,15 @@ def test_what_a_teacher_does_by_pictures_is_cloned_by_an_encoder(tmp_path):
     assert not torch.equal(module.policy.state_dict()[weight], begun.policy.state_dict()[weight])
 
 
-def frozen(path, make=SMALL):
-    torch.manual_seed(0)
-    torch.save(make(Pictures(12, 2).space(None)).state_dict(), path)
-    return partial(FrozenEncoder, encoder=make, weights=str(path))
+def frozen(path, space):
+    """Return what makes an encoder with the weights that it saves."""
+    torch.save(SMALL(space).state_dict(), path)
+    return partial(FrozenEncoder, encoder=SMALL, weights=str(path))
 
 
 @pytest.mark.parametrize("key", [None, "pictures"])
 def test_a_replay_holds_what_a_frozen_encoder_made_of_pictures(key, tmp_path):
-    encoder = frozen(tmp_path / "weights.pt")
+    encoder = frozen(tmp_path / "weights.pt", Pictures(12, 2).space(None))
     task = partial(PointMass, max_episode_steps=4, pictures=Pictures(12, 2, with_state=key is not None))  # fmt: skip
     env, plain = EncodedObservations(3, task, encoder, key), task(3)
     made = encoder(Pictures(12, 2).space(None))
@@ -863,9 +810,7 @@ model:
           init_args:
             encoders:
               camera: {class_path: lightning_rl.NatureCNN, init_args: {size: 64}}
-              wrist:
-                class_path: %s
-                init_args: {encoder: {class_path: lightning_rl.ImpalaCNN}, weights: a.b}
+              wrist: {class_path: %s, init_args: {encoder: {class_path: lightning_rl.ImpalaCNN}, weights: a.b}}
 """
 
 
@@ -874,9 +819,6 @@ def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
     assert "a.b" in trusted.reads.values()
     with refused(names=("'os.system'", "encoder", "Encoder", "--trust_code true")):
         checked_config(ENCODERS % "os.system", tmp_path)
-
-
-# --- what pictures cost, and whence they come ---
 
 
 @pytest.mark.parametrize("task", [PointMass, PushCube])

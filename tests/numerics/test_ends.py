@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
-from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
+from lightning_rl import ActionChunk, ActorOnly, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import AsyncCollector, EpisodeSettings
@@ -21,7 +21,7 @@ from lightning_rl.rollout.contract import (
     next_observations,
 )
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
-from tests.helpers import make_collector
+from tests.helpers import make_collector, policy_for
 from tests.messages import refused
 from tests.policies import SUM_OF_OBSERVATION
 
@@ -56,10 +56,8 @@ class Limited(VectorEnv):
         return self._observe(), torch.ones(self.num_envs), over, cut, info
 
 
-def collector_of(env, kind=SyncCollector, **kwargs):
-    torch.manual_seed(0)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    return make_collector(kind, env, policy, 10, 1, **kwargs)
+def collector_of(env, kind=SyncCollector, num_steps=10, **settings):
+    return make_collector(kind, env, policy_for(env, seed=0), num_steps, 1, **settings)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -126,25 +124,21 @@ def cut_in_turn(num_envs=3, how="whole"):
     return ScriptedVector(num_envs, make, change=change)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Batched-v0", lambda: None, vector_entry_point=cut_in_turn)
-    yield
-    del gymnasium.registry["Batched-v0"]
+gymnasium.register("tests/Batched-v0", lambda: None, vector_entry_point=cut_in_turn)
 
 
 def batched(how):
-    return GymnasiumEnv(3, "Batched-v0", {"how": how}, "vector_entry_point")
+    return GymnasiumEnv(3, "tests/Batched-v0", {"how": how}, "vector_entry_point")
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ("nothing", ("GymnasiumEnv", "env 0", "step 1", "final_obs")),
-        ("no rows", ("'Batched-v0'", "env 0", "final_obs")),
-        ("other rows", ("'Batched-v0'", "env 0", "final_obs")),
+        ("no rows", ("'tests/Batched-v0'", "env 0", "final_obs")),
+        ("other rows", ("'tests/Batched-v0'", "env 0", "final_obs")),
         ("one row", ("GymnasiumEnv", "final_obs", "[1, 2]", "[3, 2]")),
-        ("short rows", ("'Batched-v0'", "final_obs", "[1, 1]", "[1, 2]")),
+        ("short rows", ("'tests/Batched-v0'", "final_obs", "[1, 1]", "[1, 2]")),
     ],
 )
 def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
@@ -159,9 +153,6 @@ def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
     expected = (rows + 2)[:, None].expand(-1, 2).float()
     assert torch.equal(final_observations(rollout, rows, steps), expected)
     assert len(rows) > 3
-
-
-# --- ends of a torch env's own ---
 
 
 class Mill(TorchEnv):
@@ -193,7 +184,7 @@ class Mill(TorchEnv):
         return moved, torch.ones(len(kind)), success, self.spoil(info)
 
 
-def ends_of(observation, age):
+def ends_of(observation):
     """How the episode of a row ends, by what it first observed."""
     kind, left = int(observation[0]), int(observation[1])
     return Mill.ENDS[kind], min(left, 9)
@@ -209,7 +200,7 @@ def follow(env, decisions, chunk=None):
         observation, _, terminated, truncated, info = env.step(torch.zeros(shape))
         ages += info["executed"].sum(1) if chunk else 1
         for i in range(env.num_envs):
-            kind, length = ends_of(starts[i], ages[i])
+            kind, length = ends_of(starts[i])
             ended = bool(terminated[i] | truncated[i])
             assert ended == (int(ages[i]) == length)
             if not ended:
@@ -247,10 +238,10 @@ def test_a_cut_is_bootstrapped_and_a_failure_is_not():
 
 def test_episodes_that_fail_or_are_cut_are_evaluated_as_such():
     env = Mill(40)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    policy = policy_for(env)
     starts, _ = env.reset(seed=list(range(40)))
     for start, episode in zip(starts, run_episodes(policy, env, list(range(40))), strict=True):
-        kind, length = ends_of(start, 0)
+        kind, length = ends_of(start)
         assert episode["length"] == length
         assert episode["terminated"] == (kind in ("success", "fail"))
         assert episode["success"] == (kind == "success")
@@ -270,23 +261,14 @@ def test_ends_of_another_shape_or_kind_are_refused(key, value, message):
         env.step(torch.zeros(4, 2))
 
 
-def drawn_mill(num_envs, **settings):
-    """As a task is offered to Gymnasium."""
-    env = Mill(num_envs)
-    env.render_fps = 10
-    return env
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
 def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch):
-    monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", drawn_mill)
+    monkeypatch.setattr(Mill, "render_fps", 10, raising=False)
+    monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", lambda n, **settings: Mill(n))
     env = GymnasiumEnv(12, "lightning_rl/PushCube-v0", vectorization=vectorization)
     seen = follow(env, 40)
     env.close()
     assert min(seen.values()) > 5
-
-
-# --- episodes of which only the first of a row counts ---
 
 
 def ticker(num_envs, says=lambda lucky: {"success": lucky}):

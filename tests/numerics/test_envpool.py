@@ -17,8 +17,6 @@ from tests.core.numerics.test_envs import plain, play, random_actions, row
 from tests.helpers import assert_same, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 
-# --- without EnvPool ---
-
 
 def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
@@ -39,38 +37,27 @@ def test_the_package_is_imported_when_an_env_is_made_and_not_before():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- with it ---
-
-
 @pytest.fixture
-def envpool():
-    return pytest.importorskip("envpool")
-
-
-@pytest.fixture
-def make(envpool):
+def make():
+    pytest.importorskip("envpool")
     return partial(EnvPoolEnv, num_threads=2)
 
 
-def cart_pole(observation):
-    env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+def begin(id, observation):
+    """Return the env of Gymnasium in the state that EnvPool shows."""
+    env = gymnasium.make(id, disable_env_checker=True)
     env.reset()
     env.unwrapped.state = observation.numpy().astype(np.float64)
+    if id == "Pendulum-v1":
+        cos, sin, velocity = env.unwrapped.state
+        env.unwrapped.state = np.array([np.arctan2(sin, cos), velocity])
     return env
 
 
-def pendulum(observation):
-    env = gymnasium.make("Pendulum-v1", disable_env_checker=True)
-    env.reset()
-    cos, sin, velocity = observation.numpy().astype(np.float64)
-    env.unwrapped.state = np.array([np.arctan2(sin, cos), velocity])
-    return env
-
-
-def assert_follows_gymnasium(env, begin, actions, seeds):
+def assert_follows_gymnasium(env, actions, seeds):
     """Step plain envs from each first observation with the same actions; return the ends seen."""
     observation = plain(env.reset(seed=seeds)[0])
-    by_hand = [begin(observation[i]) for i in range(len(seeds))]
+    by_hand = [begin(env.id, observation[i]) for i in range(len(seeds))]
     ends = []
     for t, (step, action) in enumerate(zip(play(env, actions), actions, strict=True)):
         for i in range(len(seeds)):
@@ -83,7 +70,7 @@ def assert_follows_gymnasium(env, begin, actions, seeds):
             np.testing.assert_allclose(step[1][i], reward, rtol=1e-3, atol=2e-3)
             if ended:
                 ends.append((t, i, terminated))
-                by_hand[i] = begin(step[0][i])
+                by_hand[i] = begin(env.id, step[0][i])
     env.close()
     return ends
 
@@ -92,7 +79,7 @@ def test_cart_pole_moves_and_ends_as_in_gymnasium(make):
     """No step is lost or doubled by a reset: every episode ends on the step where Gymnasium's does."""
     env = make(3, "CartPole-v1")
     actions = random_actions(env.single_action_space, 200, 3)
-    ends = assert_follows_gymnasium(env, cart_pole, actions, [11, 5, 7])
+    ends = assert_follows_gymnasium(env, actions, [11, 5, 7])
     assert len(ends) > 15
     assert all(terminated for *_, terminated in ends)
 
@@ -100,7 +87,7 @@ def test_cart_pole_moves_and_ends_as_in_gymnasium(make):
 def test_pendulum_is_truncated_after_200_steps_as_in_gymnasium(make):
     env = make(2, "Pendulum-v1")
     actions = random_actions(Box(-0.1, 0.1, (1,)), 405, 2)
-    ends = assert_follows_gymnasium(env, pendulum, actions, [3, 9])
+    ends = assert_follows_gymnasium(env, actions, [3, 9])
     assert ends == [(t, i, False) for t in (199, 399) for i in (0, 1)]
 
 
@@ -309,7 +296,7 @@ def test_closing_twice_and_stepping_without_a_reset(make):
         ({"env_kwargs": {"seed": 1}}, ("env_kwargs", "'seed'")),
     ],
 )
-def test_an_env_that_cannot_be_made_says_why(envpool, arguments, message):
+def test_an_env_that_cannot_be_made_says_why(make, arguments, message):
     with refused(names=message):
         EnvPoolEnv(**{"num_envs": 2, "id": "CartPole-v1"} | arguments)
 
@@ -339,7 +326,7 @@ def test_a_seeded_run_repeats(make, tmp_path):
     assert_same(dict(one), dict(other))
 
 
-def test_the_command_line_takes_the_short_name(envpool, tmp_path, monkeypatch):
+def test_the_command_line_takes_the_short_name(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"total_env_steps": "512", "buffer_size": "32", "num_eval_episodes": "2"}
     options = [word for key, value in small.items() for word in (f"--data.{key}", value)]

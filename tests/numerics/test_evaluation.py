@@ -39,10 +39,8 @@ def early_success(num_envs):
         info = {"success": success, "metrics": metrics}
         return {"age": age}, success.float(), success | (age[:, 0] >= 10), info
 
-    spaces = {"observation_space": UNIT, "action_space": gymnasium.spaces.Discrete(2)}
-    return ScriptedTask(
-        num_envs, start, move, observe=lambda state: state["lucky"], steps=100, **spaces
-    )
+    more = {"action_space": gymnasium.spaces.Discrete(2), "steps": 100}
+    return ScriptedTask(num_envs, start, move, observe=lambda state: state["lucky"], **more)
 
 
 def first_finishers(env, count):
@@ -109,12 +107,8 @@ def rare(says=True):
     return ScriptedEnv(UNIT, observe=zeros, terminated=True, begin=begin, info=said)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Rare-v0", rare)
-    gymnasium.register("Silent-v0", partial(rare, says=False))
-    yield
-    del gymnasium.registry["Rare-v0"], gymnasium.registry["Silent-v0"]
+gymnasium.register("tests/Rare-v0", rare)
+gymnasium.register("tests/Silent-v0", partial(rare, says=False))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -122,7 +116,7 @@ def _registered():
 def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vectorization):
     if vectorization == "async" and num_envs != 3:
         return
-    env, episodes = GymnasiumEnv(num_envs, "Rare-v0", vectorization=vectorization), []
+    env, episodes = GymnasiumEnv(num_envs, "tests/Rare-v0", vectorization=vectorization), []
     for seeds in EpisodeSeeds(1, 12, num_envs):  # the first three fail
         episodes += run_episodes(policy_for(env, seed=0), env, seeds)
     env.close()
@@ -132,7 +126,7 @@ def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vec
 
 
 def test_an_env_that_never_says_success_has_no_rate(tmp_path):
-    module, _, _ = train(tmp_path, env="Silent-v0")
+    module, _, _ = train(tmp_path, env="tests/Silent-v0")
     assert module.evaluation["success_rate"] is None
     assert "eval/success_rate" not in scalars(tmp_path)
     assert "charts/success_rate_avg_100" not in scalars(tmp_path)
@@ -143,8 +137,8 @@ def test_a_rate_of_zero_is_said_where_training_has_met_successes(own_env, tmp_pa
     """Of the training's env alone: one of another class may never say success."""
     data = {"eval_seed": 1, "num_eval_episodes": 3}
     if own_env:
-        data["eval_env"] = partial(GymnasiumEnv, id="Silent-v0")
-    module, _, _ = train(tmp_path, env="Rare-v0", data=data)
+        data["eval_env"] = partial(GymnasiumEnv, id="tests/Silent-v0")
+    module, _, _ = train(tmp_path, env="tests/Rare-v0", data=data)
     assert module.evaluation["success_rate"] == (None if own_env else 0.0)
     rate = scalars(tmp_path)["charts/success_rate_avg_100"][-1][1]
     assert 0.1 < rate < 0.45

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
+from lightning_rl import AsyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers.segments import copy_rollout, rollout_from, rollout_state
 from lightning_rl.rollout.allocation import allocate_rollout
@@ -23,9 +23,9 @@ from lightning_rl.rollout.contract import (
     next_observations,
 )
 from tests.envs import ScriptedTask
-from tests.helpers import assert_same, make_collector
+from tests.helpers import assert_same
 from tests.messages import refused
-from tests.numerics.test_ends import Mill
+from tests.numerics.test_ends import Mill, collector_of
 from tests.policies import SUM_OF_OBSERVATION
 
 N, T = 4, 37
@@ -116,10 +116,7 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
         next_observations(torch.cat([one, other]))
 
 
-# --- memory ---
-
-
-def pictures(num_envs=8):
+def pictures():
     """Shows its own age, for episodes of as many steps as the start draws: 8 to 23."""
 
     def start(uniform):
@@ -134,15 +131,7 @@ def pictures(num_envs=8):
         return state["age"].byte()[:, None, None].expand(-1, 64, 64, 3).contiguous()
 
     space = Box(0, 255, (64, 64, 3), np.uint8)
-    return ScriptedTask(
-        num_envs,
-        start,
-        move,
-        observe=observe,
-        observation_space=space,
-        action_space=Discrete(2),
-        steps=1000,
-    )
+    return ScriptedTask(8, start, move, observe=observe, observation_space=space, steps=1000)
 
 
 def test_a_rollout_of_pictures_takes_little_more_than_its_observations():
@@ -179,9 +168,6 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     storage.clear()
     assert len(storage.rows) == 21
     assert storage.add(2) == slice(1, 3)
-
-
-# --- on another device ---
 
 
 def as_on_an_accelerator(rollout):
@@ -240,10 +226,7 @@ def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
 
 def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
     def collected():
-        env = Mill(12)
-        torch.manual_seed(0)
-        policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-        collector = make_collector(SyncCollector, env, policy, 21, 1)
+        collector = collector_of(Mill(12), num_steps=21)
         return [rollout_state(collector.collect()) for _ in range(3)]
 
     expected = collected()
@@ -253,15 +236,9 @@ def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
     assert_same(collected(), expected)
 
 
-# --- in the background ---
-
-
 def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread_rollouts(tmp_path):
     def made():
-        env = Mill(12)
-        torch.manual_seed(0)
-        policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-        return make_collector(AsyncCollector, env, policy, 21, 1, max_staleness=2, timeout_s=20)
+        return collector_of(Mill(12), AsyncCollector, 21, max_staleness=2, timeout_s=20)
 
     def collected(collector, count):
         return [rollout_state(collector.collect()) for _ in range(count)]
@@ -289,9 +266,6 @@ def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread
         assert sorted(rows.tolist()) == list(range(1, 1 + ended))
     for one in (collector, resumed):
         one.close()
-
-
-# --- what is not there ---
 
 
 def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed_by_zeros():

@@ -48,10 +48,6 @@ def walk(num_envs):
     )
 
 
-def chunks(num_envs, env):
-    return ActionChunk(num_envs, env, chunk_size=5)
-
-
 def vec_env(num_envs):
     """An env for rsl_rl that only the time limit ends."""
     env = SimpleNamespace(num_envs=num_envs, num_actions=1, device="cpu", max_episode_length=LIMIT)
@@ -68,19 +64,17 @@ def vec_env(num_envs):
     return env
 
 
-def foreign(num_envs):
-    make, last = lambda n: RslRlVecEnv(vec_env(n)), "last_observation"
-    return TensorSimulator(num_envs, make, missing_final=last)
-
-
+foreign = partial(
+    TensorSimulator, make=lambda n: RslRlVecEnv(vec_env(n)), missing_final="last_observation"
+)
 KINDS = {
     "Gymnasium": endless,
     "in processes": partial(endless, vectorization="async"),
     "torch": walk,
     "terms around Gymnasium": partial(TermWrapper, env=endless),
     "terms around torch": partial(TermWrapper, env=walk),
-    "chunks of Gymnasium": partial(chunks, env=endless),
-    "chunks of torch": partial(chunks, env=walk),
+    "chunks of Gymnasium": partial(ActionChunk, env=endless, chunk_size=5),
+    "chunks of torch": partial(ActionChunk, env=walk, chunk_size=5),
     "rsl_rl": foreign,
 }
 

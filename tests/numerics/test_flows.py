@@ -29,7 +29,6 @@ from lightning_rl import (
     PushBlocks,
     ReplayBuffer,
     RLDataModule,
-    RLTrainer,
     SquashedActorCritic,
     SteeredActorCritic,
     SyncCollector,
@@ -44,12 +43,13 @@ from lightning_rl.functional import flow_transition, interpolate
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP
-from tests.helpers import assert_same, assert_same_run, last, make_collector, scalars
+from tests.helpers import assert_same, assert_same_run, fit_in, last, make_collector, scalars
 from tests.messages import refused
 
 SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
 DOORS = partial(ActionChunk, env=TwoDoors, chunk_size=8)
 BLOCKS = partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4)
+blocks_policy = partial(VLAPolicy, head="flow")
 
 
 def proprio(env):
@@ -74,15 +74,8 @@ def make_policy(make=DOORS, cls=flow_policy, **kwargs):
     return cls(env.single_observation_space, env.single_action_space, **kwargs)
 
 
-def blocks_policy(*spaces, **kwargs):
-    return VLAPolicy(*spaces, head="flow", **kwargs)
-
-
 def observed(num_envs, make=DOORS):
     return TensorDict({"observation": make(num_envs).reset(seed=0)[0]}, [num_envs])
-
-
-# --- the formulas ---
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -204,9 +197,6 @@ def test_a_learnt_chain_has_the_entropy_of_its_samples():
     assert (difference.abs() / error).max() < 4.5
 
 
-# --- the policy ---
-
-
 def test_the_backbone_runs_once_and_the_expert_once_per_step():
     policy = make_policy()
     counts = {"backbone": 0, "expert": 0}
@@ -259,27 +249,12 @@ def test_what_a_flow_cannot_do_is_refused():
         make_policy(cls=VLAPolicy, head="flow")
 
 
-# --- training ---
-
-
-def fit(
-    run_dir,
-    algorithm,
-    make=DOORS,
-    policy=flow_policy,
-    data=None,
-    ckpt_path=None,
-    max_epochs=2,
-    **settings,
-):
+def fit(run_dir, algorithm, make, policy, data=None, ckpt_path=None, max_epochs=2, **settings):
     torch.manual_seed(3)
     own = {"num_envs": 8, "buffer_size": 2, "iterations_per_epoch": 2, "num_eval_episodes": 2}
     module = algorithm(make_policy(make, policy), **settings)
-    trainer = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", max_epochs=max_epochs
-    )
     data = RLDataModule(make, **own | {"total_env_steps": 10**6} | (data or {}))
-    trainer.fit(module, data, ckpt_path=ckpt_path)
+    fit_in(run_dir, module, data, ckpt_path=ckpt_path, max_epochs=max_epochs)
     return module
 
 
@@ -379,9 +354,6 @@ def test_resume_is_exact(name, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     start = make_policy(*what[1:]).state_dict()
     assert any(not torch.equal(value, whole[f"policy.{key}"]) for key, value in start.items())
-
-
-# --- steering ---
 
 
 class ToDoors(nn.Module):

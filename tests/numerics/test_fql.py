@@ -25,12 +25,11 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.extensions.tasks.base import Pictures
-from lightning_rl.rollout.allocation import allocate_rollout
-from lightning_rl.rollout.contract import FinalObservationWriter
 from lightning_rl.system import ranks
 from tests.arms import helped_arm
 from tests.arms import mixed as mixed_replay
 from tests.core.equivalence.test_resume import assert_resumes
+from tests.core.numerics.test_replay import Stream
 from tests.core.numerics.test_sac import (
     OBSERVATION_SPACE,
     SPACE,
@@ -106,9 +105,9 @@ class Paper:
 
 def made(algorithm, num_samples=None, **settings):
     torch.manual_seed(2)
-    networks = {"activation": "relu", "critic_normalization": "none", "flow_steps": STEPS}
-    networks |= {"chunk_size": CHUNK, "num_samples": num_samples}
-    policy = exact(FlowActorCritic)(OBSERVATION_SPACE, SPACE, (8, 8), **networks)
+    networks = {"activation": "relu", "critic_normalization": "none", "num_samples": num_samples}
+    sizes = {"flow_steps": STEPS, "chunk_size": CHUNK}
+    policy = exact(FlowActorCritic)(OBSERVATION_SPACE, SPACE, (8, 8), **networks, **sizes)
     module = algorithm(policy, gamma=GAMMA, batch_size=ROWS, **settings).double()
     for network in (policy.flow, policy.actor):
         for parameter in network[-1].parameters() if len(network) else ():
@@ -233,32 +232,6 @@ def test_a_chunk_is_executed_before_another_one_is_chosen():
     assert torch.equal(*(policy.get_action(TensorDict({"observation": torch.ones(1, 3), **policy.first_state(1)}, [1]), deterministic=True)["action"] for _ in range(2)))  # fmt: skip
 
 
-def recorded(replay, rollouts=3, steps=5, envs=2):
-    """Fill a replay; return the executed actions, rewards and ends [T, N], and the observations after."""
-    rng = torch.Generator().manual_seed(4)
-    parts = []
-    for index in range(rollouts):
-        names = ("executed_action", (2,), torch.float32), ("intervened", (), torch.bool)
-        fields = {name: (shape, kind) for name, shape, kind in names}
-        fields["continues"] = ((), torch.bool)
-        rollout = allocate_rollout(OBSERVATION_SPACE, SPACE, envs, steps, extra_fields=fields)
-        for key in ("observation", "reward", "action", "executed_action"):
-            rollout[key].normal_(generator=rng)
-        if parts:
-            rollout["observation"][:, 0] = parts[-1]["observation"][:, -1]
-        rollout["continues"].fill_(index > 0)
-        rollout["intervened"].bernoulli_(0.3, generator=rng)
-        for key, share in (("terminated", 0.15), ("truncated", 0.15)):
-            rollout[key].bernoulli_(share, generator=rng)
-        rollout["done"].copy_(rollout["terminated"] | rollout["truncated"])
-        writer = FinalObservationWriter(rollout)
-        for t in range(steps):
-            writer.write(t, torch.full((envs, 3), 100.0 * index + t))
-        replay.extend(rollout)
-        parts.append(rollout.clone())
-    return parts
-
-
 def chunk_by_definition(steps, first, size):
     """The sum of rewards from a step on, and which of the chunk's actions were executed in its episode."""
     total, discount, actions = 0.0, 1.0, []
@@ -275,7 +248,10 @@ def chunk_by_definition(steps, first, size):
 @pytest.mark.parametrize("capacity", [100, 14])  # also with slots that were written twice
 def test_chunks_of_the_replay_respect_ends_time_limits_and_interventions(capacity):
     replay = ReplayBuffer(OBSERVATION_SPACE, SPACE, 2, capacity=capacity)
-    rollouts = recorded(replay)
+    stream = Stream(OBSERVATION_SPACE, 2, seed=4, action=SPACE, person=True, end=0.15)
+    rollouts = [stream.next(5) for _ in range(3)]
+    for rollout in rollouts:
+        replay.extend(rollout)
     found = set()
     keys = ("observation", "reward", "terminated", "truncated")
     streams = [[{key: float(r[key][env, t]) if key != "observation" else r[key][env, t] for key in keys} | {"action": r["executed_action"][env, t]} for r in rollouts for t in range(5)] for env in range(2)]  # fmt: skip
