@@ -89,9 +89,6 @@ def after_a_chunk(policy, num_envs=16):
     return observed(num_envs).set("state", first["next_state"])
 
 
-# --- the formulas ---
-
-
 def weight_of_action(i, overlap, delay, decay):
     """Equation 5 of the paper, with its H - s as `overlap`, case by case."""
     if i >= overlap:
@@ -147,9 +144,6 @@ def test_the_correction_is_a_product_with_the_jacobian():
         torch.testing.assert_close(correction[row], expected, rtol=1e-7, atol=1e-8)
     assert torch.equal(output, 2 * x)
     assert not correction.requires_grad
-
-
-# --- acting ---
 
 
 @pytest.mark.parametrize("flow", [FlowSettings(), LEARNT])
@@ -351,9 +345,6 @@ def test_a_slow_policy_around_it_and_guided_conditions_act_as_it(tmp_path):
     assert torch.equal(slow(td.clone(), True)["action"], policy(td.clone(), True)["action"])
 
 
-# --- log-probs ---
-
-
 @pytest.mark.parametrize("delays", [1, [0, 1, 2], 0])
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
 @pytest.mark.parametrize("flow", [FlowSettings(), LEARNT])
@@ -420,9 +411,6 @@ def test_the_gradient_of_a_log_prob_passes_through_the_guidance():
     assert (difference / 2e-6).item() == pytest.approx(expected.item(), rel=1e-7)
 
 
-# --- training ---
-
-
 def fit(run_dir, algorithm=PPO, real_time=SETTINGS, data=None, ckpt_path=None, **settings):
     trainer = {"max_epochs": settings.pop("max_epochs", 2)}
     policy = make_policy(STEER, real_time=real_time, **settings.pop("policy", {}))
@@ -486,9 +474,6 @@ def test_compiled_it_follows_the_eager_run(tmp_path, traced_only):
     )
     assert compiled.learner.compilation.compiled
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
-
-
-# --- cloning ---
 
 
 def test_the_given_actions_are_the_input_and_not_the_goal():

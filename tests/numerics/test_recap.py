@@ -97,9 +97,6 @@ def acted(policy, name, **how):
     return policy.get_action(observed(name), **how)
 
 
-# --- the condition and guidance ---
-
-
 def test_guidance_and_weights_are_their_definition():
     generator = torch.Generator().manual_seed(0)
     conditional, absent = torch.randn(2, 5, 3, generator=generator)
@@ -220,9 +217,6 @@ def test_it_trains_by_ppo_in_the_foreground_as_in_the_background(tmp_path):
     assert load_policy(last(tmp_path / "here")).observation_space.shape == (4,)
 
 
-# --- weights and dropout of cloning ---
-
-
 def cloned_with(policy, **settings):
     module = BehaviorCloning(policy, **settings)
     module.generator = torch.Generator().manual_seed(0)
@@ -252,9 +246,6 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
     for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
         with refused(names=("advantage_temperature=0.1", "rl-cli label PATH")):
             module._weight(broken, mask)
-
-
-# --- the value ---
 
 
 def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True):
@@ -419,8 +410,6 @@ def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
         run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
     assert_names(capsys.readouterr().err, "returns")
 
-
-# --- the rounds ---
 
 CONFIG = """
 seed_everything: 1

@@ -103,9 +103,6 @@ def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed
     return list(only)
 
 
-# --- gradients by definition ---
-
-
 def random_rollout(policy, seed):
     """Random numbers of float64, with an end at one step in five."""
     generator = np.random.default_rng(seed)
@@ -172,9 +169,6 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
 
 
-# --- ratios, states and values ---
-
-
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (5, 0), (8, 3), (7, 9), (24, 0), (100, 0)])
 @pytest.mark.parametrize("memory", [GRU, LSTM])
 def test_the_first_ratio_is_one(memory, length, burn_in):
@@ -212,9 +206,6 @@ def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_bef
     assert cut > 3
 
 
-# --- sequences ---
-
-
 @pytest.mark.parametrize("length", [1, 4, 5, 24, 30])
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 20, 1000])
@@ -246,9 +237,6 @@ def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():
     assert (stored[0] - burned[0]).abs().max() > 1e-3
     rollout["state"] = states_of(policy, rollout)
     torch.testing.assert_close([*burned], [*found(0)], rtol=1e-5, atol=1e-6)
-
-
-# --- what does not count ---
 
 
 def test_what_does_not_count_is_seen_by_no_loss_and_no_average(monkeypatch):
@@ -288,9 +276,6 @@ def test_micro_batches_are_whole_sequences_and_add_up(masked):
     split_scalars, split = gradients(7)
     assert scalars == pytest.approx(split_scalars, abs=1e-6)
     torch.testing.assert_close([*whole], [*split], rtol=1e-5, atol=1e-6)
-
-
-# --- a whole run ---
 
 
 @pytest.mark.parametrize("memory", [GRU, LSTM])
@@ -477,9 +462,6 @@ def test_a_cue_is_recalled_whatever_the_seed(memory, tmp_path):
     print(memory and memory.__name__, [round(reward, 3) for reward in rewards])
     # Without a memory half of the cues are met by chance: .5 +- .19 of 64, in 99.8 % of the runs.
     assert min(rewards) >= 0.95 if memory else max(abs(r - 0.5) for r in rewards) < 0.2
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

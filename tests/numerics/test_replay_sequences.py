@@ -171,9 +171,6 @@ def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
     assert errors[2] < 1e-6, "what is held begins with the same stored state"
 
 
-# --- a loss and its gradients by definition ---
-
-
 def random_sequences(count, length, state_size, n_steps=1, seed=1):
     """Random numbers of float64 as a replay would give them, an end at one step in five."""
     rng = np.random.default_rng(seed)
@@ -333,9 +330,6 @@ def test_a_memory_of_the_actor_alone_is_moved_by_its_loss():
     owned = {id(p) for p in policy.memory.parameters()}
     assert owned <= {id(p) for p in actor.parameters}
     assert not owned & {id(p) for p in critic.parameters}
-
-
-# --- runs ---
 
 
 def settings(**more):

@@ -150,9 +150,6 @@ def trained(trained_model):
     return str(trained_model[1])
 
 
-# --- what it learns from ---
-
-
 def test_whole_episodes_are_held_out_of_both_kinds(dataset):
     env = SuccessFramesEnv(2, path=dataset, held_out=0.25)
     learnt, held_out = env._training, env.held_out
@@ -215,9 +212,6 @@ def test_a_dataset_that_cannot_teach_it_is_refused(name, tmp_path):
 def test_successes_alone_teach_it_by_what_comes_before(tmp_path):
     env = SuccessFramesEnv(1, path=record(tmp_path / "data", [True] * 5))
     assert len(env.held_out) == 1
-
-
-# --- training, and what is reported ---
 
 
 def test_it_reports_its_errors_on_what_was_held_out(dataset, trained_model):
@@ -335,9 +329,6 @@ def test_an_env_of_something_else_is_refused(dataset, tmp_path):
     runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
     with refused(names=("RewardClassifier", "data.eval_env")):
         runner.fit(RewardClassifier(policy), data)
-
-
-# --- as the reward of an env ---
 
 
 def played(env, actions=(1,) * LIMIT):

@@ -152,9 +152,6 @@ def collected(env, steps=24, times=1):
     return rollout
 
 
-# --- names ---
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
 def test_an_env_says_it_under_names_of_its_own(vectorization):
     env = GymnasiumEnv(3, "ByItself-v0", vectorization=vectorization, **GYM_HIL)
@@ -212,9 +209,6 @@ def test_actions_in_two_units_are_refused():
     ):
         GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
     GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
-
-
-# --- the wrapper ---
 
 
 def check(rollout):
@@ -359,9 +353,6 @@ def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number()
     assert info["intervened"] is True
 
 
-# --- learning ---
-
-
 def scrambling(algorithm):
     """A class that is given nonsense where somebody took over, and must not care."""
 
@@ -456,9 +447,6 @@ def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_
     data.close()
 
 
-# --- resuming ---
-
-
 HELPED = {
     "in turn": partial(helped, source=Person(0.5, 9)),
     "in workers": partial(helped, source=Person(0.5, 9), vectorization="async"),
@@ -524,9 +512,6 @@ def test_with_other_wrappers_episodes_restart():
         other.load_state_dict(one.state_dict())
 
 
-# --- evaluation and charts ---
-
-
 def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
     opened = []
     once = variant(
@@ -580,9 +565,6 @@ def test_the_charts_say_how_often_how_long_and_with_what_success():
     assert charts["intervention/success_with"] == 0.5
     assert charts["intervention/success_without"] == 0.5
     env.close()
-
-
-# --- time ---
 
 
 def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):

@@ -36,9 +36,6 @@ def rows(tree, index):
     return tree[index]
 
 
-# --- seeds ---
-
-
 @pytest.mark.parametrize("make", TASKS)
 def test_an_env_lives_alike_alone_and_among_4096(make):
     actions = noise(40, 4096)
@@ -74,9 +71,6 @@ def test_a_task_goes_on_exactly_from_the_middle_of_an_episode(make, tmp_path):
     other.reset(seed=99)
     assert torch.equal(other.load_state_dict(torch.load(tmp_path / "env.pt")), last)
     assert_same(play(other, actions[13:]), play(env, actions[13:]))
-
-
-# --- endings ---
 
 
 @pytest.mark.parametrize("make", TASKS)
@@ -141,9 +135,6 @@ def test_the_cart_pole_succeeds_at_its_last_step_alone():
         env.state["velocity"][2, 1] = 0.06
         success = env.step(torch.zeros(3, 2))[4]["success"]
         assert success.tolist() == [step == 3, False, False]
-
-
-# --- reward terms ---
 
 
 def everything_happens(make, weights):
@@ -261,9 +252,6 @@ def test_the_terms_of_point_mass_by_definition():
     np.testing.assert_allclose(found[goes_on], length[goes_on], atol=1e-6)
 
 
-# --- action terms ---
-
-
 @pytest.mark.parametrize(
     ("term", "expected"),
     [
@@ -369,9 +357,6 @@ def test_bounds_of_the_action_space_are_those_of_the_term():
 def test_settings_that_make_no_sense_are_refused(make, message):
     with refused(names=message):
         make()
-
-
-# --- pictures ---
 
 
 @pytest.mark.parametrize("make", TASKS)

@@ -142,9 +142,6 @@ def test_an_unknown_render_mode_is_refused():
         GymnasiumTask("PushCube", render_mode="x")
 
 
-# --- from a configuration ---
-
-
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
