@@ -9,7 +9,6 @@ from lightning_rl.extensions.managers.actions import DeltaPosition, Force
 from lightning_rl.extensions.tasks.cart_pole import accelerate
 from lightning_rl.extensions.tasks.push_cube import push
 
-
 M, m, l, g = 1.0, 0.1, 0.5, 9.81  # noqa: E741
 
 
