@@ -9,6 +9,7 @@ from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Posit
 from lightning_rl.extensions.tasks.drawing import Canvas
 from tests.helpers import assert_same
 from tests.messages import refused
+from tests.probes import ValueProbe
 
 TASKS = [CartPole, PushCube, PointMass]
 
@@ -187,7 +188,7 @@ def test_the_terms_of_push_cube_by_definition():
     env.state["pusher"][:32] = env.state["cube"][:32] - torch.tensor([0.08, 0.03])
     before = env.observe(env.state).double().numpy()
     action = noise(1, 64)[0]
-    _, _, _, _, info = env.step(action)
+    info = env.step(action)[4]
     after = info["final_obs"].double().numpy()
 
     def distances(o):
@@ -391,7 +392,6 @@ def test_the_cube_is_drawn_where_it_is():
 
 def test_areas_and_edges_of_shapes():
     """The coverage of all pixels sums to the area of the shape."""
-    canvas = Canvas(3, 100, 160, extent=(1.6, 1.0), background=(0.0, 0.0, 0.0))
     centre = torch.tensor([[0.0, 0.0], [0.1, -0.13], [-0.2, 0.2]])
     white, angle = (1.0, 1.0, 1.0), torch.tensor([0.0, 0.3, 1.2])
     areas = {}
@@ -417,7 +417,5 @@ def test_areas_and_edges_of_shapes():
 
 
 def test_an_env_without_pictures_says_so():
-    from tests.probes import ValueProbe
-
     with refused(names=("ValueProbe", "render(rows)")):
         ValueProbe(2).render([0])
