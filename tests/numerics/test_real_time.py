@@ -24,8 +24,6 @@ from lightning_rl import (
     PerceptronBackbone,
     RealTime,
     ResidualActorCritic,
-    RLDataModule,
-    RLTrainer,
     SlowPolicy,
     SyncCollector,
     VLAPolicy,
@@ -42,7 +40,7 @@ from lightning_rl.extensions.vla.real_time import guidance_weight, pull, soft_ma
 from lightning_rl.functional import flow_transition
 from tests.algorithms import with_first_ratios
 from tests.envs import ScriptedTask
-from tests.helpers import assert_same, assert_same_run, last
+from tests.helpers import assert_same, assert_same_run, fit_in, last, make_data
 from tests.messages import refused
 
 LEARNT = FlowSettings(steps=3, noise="learnt")
@@ -75,8 +73,12 @@ def flow_policy(*spaces, real_time=SETTINGS, **kwargs):
 
 def make_policy(make=DOORS, **kwargs):
     torch.manual_seed(0)
+    return flow_policy(*spaces_of(make), **kwargs)
+
+
+def spaces_of(make=DOORS):
     env = make(1)
-    return flow_policy(env.single_observation_space, env.single_action_space, **kwargs)
+    return env.single_observation_space, env.single_action_space
 
 
 def observed(num_envs, make=DOORS):
@@ -87,9 +89,6 @@ def after_a_chunk(policy, num_envs=16):
     """Observations with the state after a drawn chunk."""
     first = policy(observed(num_envs), generator=torch.Generator().manual_seed(5))
     return observed(num_envs).set("state", first["next_state"])
-
-
-# --- the formulas ---
 
 
 def weight_of_action(i, overlap, delay, decay):
@@ -147,9 +146,6 @@ def test_the_correction_is_a_product_with_the_jacobian():
         torch.testing.assert_close(correction[row], expected, rtol=1e-7, atol=1e-8)
     assert torch.equal(output, 2 * x)
     assert not correction.requires_grad
-
-
-# --- acting ---
 
 
 @pytest.mark.parametrize("flow", [FlowSettings(), LEARNT])
@@ -292,7 +288,7 @@ def test_what_a_person_did_is_not_continued():
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_loaded_policy_acts_as_validated_and_begins_anew_after_a_reset(deterministic, tmp_path):
-    fit(tmp_path, max_epochs=1)
+    fit(tmp_path, fitting={"max_epochs": 1})
     acting = load_policy(tmp_path)
     acting.reset(seed=4)
     env = STEER(1)
@@ -336,22 +332,16 @@ NEIGHBOURS = {
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_policies_around_one_that_acts_in_real_time_are_refused(name):
     cls, argument, names = NEIGHBOURS[name]
-    env = DOORS(1)
     with refused(names=names):
-        cls(env.single_observation_space, env.single_action_space, **{argument: flow_policy})
+        cls(*spaces_of(), **{argument: flow_policy})
 
 
 def test_a_slow_policy_around_it_and_guided_conditions_act_as_it(tmp_path):
-    env = DOORS(1)
-    spaces = env.single_observation_space, env.single_action_space
     torch.manual_seed(0)
-    slow = SlowPolicy(*spaces, flow_policy, delay_ms=0.0)
+    slow = SlowPolicy(*spaces_of(), flow_policy, delay_ms=0.0)
     policy = make_policy()
     td = after_a_chunk(policy)
     assert torch.equal(slow(td.clone(), True)["action"], policy(td.clone(), True)["action"])
-
-
-# --- log-probs ---
 
 
 @pytest.mark.parametrize("delays", [1, [0, 1, 2], 0])
@@ -420,20 +410,14 @@ def test_the_gradient_of_a_log_prob_passes_through_the_guidance():
     assert (difference / 2e-6).item() == pytest.approx(expected.item(), rel=1e-7)
 
 
-# --- training ---
-
-
-def fit(run_dir, algorithm=PPO, real_time=SETTINGS, data=None, ckpt_path=None, **settings):
-    trainer = {"max_epochs": settings.pop("max_epochs", 2)}
-    policy = make_policy(STEER, real_time=real_time, **settings.pop("policy", {}))
-    module = algorithm(policy, **{"n_epochs": 2, "batch_size": 8} | settings)
-    trainer = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **trainer
+def fit(run_dir, algorithm=PPO, real_time=SETTINGS, data=None, policy=None, fitting=None, **model):
+    module = algorithm(
+        make_policy(STEER, real_time=real_time, **(policy or {})), n_epochs=2, batch_size=8, **model
     )
     # Rollouts of three chunks end within an episode of four.
-    own = {"num_envs": 8, "buffer_size": 3, "iterations_per_epoch": 2, "num_eval_episodes": 2}
-    data = RLDataModule(STEER, **own | {"total_env_steps": 10**6} | (data or {}))
-    trainer.fit(module, data, ckpt_path=ckpt_path)
+    own = {"num_envs": 8, "buffer_size": 3, "iterations_per_epoch": 2, "total_env_steps": 10**6}
+    data = make_data(STEER, **own | (data or {}))
+    fit_in(run_dir, module, data, **{"max_epochs": 2} | (fitting or {}))
     return module
 
 
@@ -473,22 +457,18 @@ def test_a_run_that_is_stopped_between_two_chunks_of_an_episode_ends_as_uninterr
 ):
     settings = {"real_time": RealTime(2, delays), "data": {"iterations_per_epoch": 1}}
     fit(tmp_path / "whole", **settings)
-    fit(tmp_path / "cut", max_epochs=1, **settings)
-    state = torch.load(last(tmp_path / "cut"), weights_only=False)
-    fit(tmp_path / "cut", ckpt_path=last(tmp_path / "cut"), **settings)
+    fit(tmp_path / "cut", fitting={"max_epochs": 1}, **settings)
+    fit(tmp_path / "cut", fitting={"ckpt_path": last(tmp_path / "cut")}, **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert state is not None
 
 
 def test_compiled_it_follows_the_eager_run(tmp_path, traced_only):
     eager, compiled = (
-        fit(tmp_path / str(compile), max_epochs=1, compile=compile) for compile in (False, True)
+        fit(tmp_path / str(compile), fitting={"max_epochs": 1}, compile=compile)
+        for compile in (False, True)
     )
     assert compiled.learner.compilation.compiled
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
-
-
-# --- cloning ---
 
 
 def test_the_given_actions_are_the_input_and_not_the_goal():
@@ -521,38 +501,18 @@ def test_whole_chunks_are_cloned_though_a_part_is_executed():
     assert torch.equal(demonstrated, torch.arange(6) < remaining[..., None])
 
 
-def clone(run_dir, real_time, prefix_steps, **settings):
-    policy = make_policy(
-        partial(ActionChunk, env=TwoDoors, chunk_size=8, execute=2), real_time=real_time
-    )
-    torch.manual_seed(1)
-    module = BehaviorCloning(
-        policy, batch_size=64, n_epochs=2, prefix_steps=prefix_steps, learning_rate=3e-3
-    )
-    data = RLDataModule(
-        partial(ActionChunk, env=TwoDoors, chunk_size=8, execute=2),
-        num_envs=64,
-        buffer_size=4,
-        total_env_steps=10**6,
-        iterations_per_epoch=2,
-        num_eval_episodes=2,
-        collector=partial(DatasetCollector, episodes=64),
-    )
-    trainer = RLTrainer(
-        run_dir=str(run_dir),
-        enable_progress_bar=False,
-        accelerator="cpu",
-        max_epochs=settings.pop("max_epochs", 1),
-    )
-    trainer.fit(module, data, **settings)
-    return module
+def clone(run_dir, **fitting):
+    policy = make_policy(real_time=RealTime(2, 2, "conditioned"))
+    module = BehaviorCloning(policy, batch_size=64, n_epochs=2, prefix_steps=3)
+    data = {"num_envs": 16, "buffer_size": 4, "iterations_per_epoch": 2, "total_env_steps": 10**6}
+    collector = partial(DatasetCollector, episodes=16)
+    fit_in(run_dir, module, make_data(DOORS, **data, collector=collector), **fitting)
 
 
 def test_a_conditioned_clone_resumes_exactly(tmp_path):
-    settings = RealTime(2, 2, "conditioned"), 4
-    clone(tmp_path / "whole", *settings, max_epochs=2)
-    clone(tmp_path / "cut", *settings, max_epochs=1)
-    clone(tmp_path / "cut", *settings, max_epochs=2, ckpt_path=last(tmp_path / "cut"))
+    clone(tmp_path / "whole", max_epochs=2)
+    clone(tmp_path / "cut", max_epochs=1)
+    clone(tmp_path / "cut", max_epochs=2, ckpt_path=last(tmp_path / "cut"))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 
@@ -93,13 +94,6 @@ def observed(name, rows=4):
     return TensorDict({"observation": seen}, [rows])
 
 
-def acted(policy, name, **how):
-    return policy.get_action(observed(name), **how)
-
-
-# --- the condition and guidance ---
-
-
 def test_guidance_and_weights_are_their_definition():
     generator = torch.Generator().manual_seed(0)
     conditional, absent = torch.randn(2, 5, 3, generator=generator)
@@ -130,7 +124,7 @@ def test_good_bad_and_absent_are_answered_differently(name):
 def test_log_probs_with_guidance_are_recomputed(name):
     """So PPO's first ratio is 1; and cloning is without guidance."""
     policy = make(name, guidance=1.7)
-    td = acted(policy, name, generator=torch.Generator().manual_seed(2))
+    td = policy.get_action(observed(name), generator=torch.Generator().manual_seed(2))
     again = policy.evaluate_actions(td)["sample_log_prob"]
     torch.testing.assert_close(again, td["sample_log_prob"], rtol=1e-4, atol=1e-4)
     plain = make(name)
@@ -148,7 +142,7 @@ def test_guidance_extrapolates_means_and_velocities(name):
         policy = make(name, **settings)
         if name == "flow":
             policy.inner.head.steps = 1
-        return acted(policy, name, deterministic=True)["action"]
+        return policy.get_action(observed(name), deterministic=True)["action"]
 
     good, absent = act(), act(condition="absent")
     for factor in (0.0, 0.5, 1.0, 1.5):
@@ -220,9 +214,6 @@ def test_it_trains_by_ppo_in_the_foreground_as_in_the_background(tmp_path):
     assert load_policy(last(tmp_path / "here")).observation_space.shape == (4,)
 
 
-# --- weights and dropout of cloning ---
-
-
 def cloned_with(policy, **settings):
     module = BehaviorCloning(policy, **settings)
     module.generator = torch.Generator().manual_seed(0)
@@ -252,9 +243,6 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
     for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
         with refused(names=("advantage_temperature=0.1", "rl-cli label PATH")):
             module._weight(broken, mask)
-
-
-# --- the value ---
 
 
 def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True):
@@ -382,16 +370,15 @@ def test_the_value_is_told_the_task(tmp_path):
     assert frames.steps_of(1)[:, 3:].tolist() == [[1, 0]] * 3
 
 
-BAD = {
-    "few episodes": ({"folds": 9}, ("8 episodes", "folds=9")),
-    "one fold": ({"folds": 1}, ("folds", "at least 2")),
-    "other folds": ({"folds": 2}, ("data.env.folds", "2", "model.folds", "4")),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_a_value_cannot_be_fitted_to_is_refused(name, dataset, tmp_path):
-    frames, message = BAD[name]
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        pytest.param({"folds": 9}, ("8 episodes", "folds=9"), id="few episodes"),
+        pytest.param({"folds": 1}, ("folds", "at least 2"), id="one fold"),
+        pytest.param({"folds": 2}, ("data.env.folds", "2", "model.folds", "4"), id="other folds"),
+    ],
+)
+def test_what_a_value_cannot_be_fitted_to_is_refused(frames, message, dataset, tmp_path):
     with refused(names=message):
         fit(tmp_path / "run", dataset, frames=frames)
 
@@ -419,8 +406,6 @@ def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
         run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
     assert_names(capsys.readouterr().err, "returns")
 
-
-# --- the rounds ---
 
 CONFIG = """
 seed_everything: 1
@@ -457,12 +442,15 @@ trainer: {accelerator: cpu, logger: false}
 def whole(tmp_path_factory):
     """The directory of a run that nothing interrupted, and the configs."""
     path = tmp_path_factory.mktemp("rounds")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        Path("doors.yaml").write_text(CONFIG)
-        Path("value.yaml").write_text(VALUE)
+    with chdir(path):
+        write_configs()
         run(["recap", *OPTIONS, "--run_dir", "whole"])
     return path
+
+
+def write_configs(**changed):
+    for name, text in {"doors": CONFIG, "value": VALUE, **changed}.items():
+        Path(f"{name}.yaml").write_text(text)
 
 
 def end_as(whole, name, places):
@@ -484,15 +472,13 @@ def die_once_in_each_phase():
     The variable DIE names the places, as a pattern.
     """
 
+    kills = Path("kills")
+
     def die(place):
-        if not re.search(os.environ["DIE"], place):
-            return
-        with open("kills", "a+") as file:
-            file.seek(0)
-            if place in file.read().splitlines():
-                return
-            print(place, file=file)
-        os.kill(os.getpid(), signal.SIGKILL)
+        earlier = kills.read_text().splitlines() if kills.exists() else []
+        if re.search(os.environ["DIE"], place) and place not in earlier:
+            kills.write_text("\n".join([*earlier, place]))
+            os.kill(os.getpid(), signal.SIGKILL)
 
     write, finish = EpisodeWriter.write, Algorithm.finish_iteration
     phase = rounds.Rounds._phase
@@ -508,12 +494,7 @@ def die_once_in_each_phase():
             die(f"within {type(module).__name__} {module.trainer.run_dir}")
 
     def phase_but(self, name, work):
-        def work_but():
-            result = work()
-            die(f"after {name}")
-            return result
-
-        phase(self, name, work_but)
+        phase(self, name, lambda: (work(), die(f"after {name}"))[0])
 
     EpisodeWriter.write, Algorithm.finish_iteration = write_some, finish_some
     rounds.Rounds._phase = phase_but
@@ -568,8 +549,8 @@ SILENT = CONFIG.replace("lightning_rl.FiveDoors", f"{__name__}.Silent")
 NOT_STARTED = {
     "labels": ({"known": False}, {}, ("24 episodes", "data")),
     "env": ({}, {}, "different dataset"),
-    "value": (None, {"value.yaml": CONFIG}, "value.yaml"),
-    "silent": (None, {"doors.yaml": SILENT.replace("episodes: 12", "path: shown")}, ("Silent", "4 episodes")),
+    "value": (None, {"value": CONFIG}, "value.yaml"),
+    "silent": (None, {"doors": SILENT.replace("episodes: 12", "path: shown")}, ("Silent", "4 episodes")),
 }  # fmt: skip
 
 
@@ -579,8 +560,7 @@ def test_what_rounds_cannot_use_is_refused_before_they_train(
 ):
     recordings, files, message = NOT_STARTED[name]
     monkeypatch.chdir(tmp_path)
-    for file, text in {"doors.yaml": CONFIG, "value.yaml": VALUE, **files}.items():
-        Path(file).write_text(text)
+    write_configs(**files)
     given = [] if recordings is None else ["--from", record("data", **recordings)]
     with pytest.raises(SystemExit):
         run(
@@ -593,8 +573,7 @@ def test_what_rounds_cannot_use_is_refused_before_they_train(
 
 def test_the_code_of_a_base_is_not_imported_without_trust(whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for file, text in {"doors.yaml": CONFIG, "value.yaml": VALUE}.items():
-        Path(file).write_text(text)
+    write_configs()
     content = load(last(whole / "whole" / "base"))
     content["rl_config"] = content["rl_config"].replace(".ConditionedPolicy", ".Stranger")
     torch.save(content, "sent.ckpt")
@@ -603,32 +582,21 @@ def test_the_code_of_a_base_is_not_imported_without_trust(whole, tmp_path, monke
     assert_names(capsys.readouterr().err, "Stranger", "trust_code=True")
 
 
-def config_with(**changes):
-    config = yaml.safe_load(CONFIG)
-    for path, value in changes.items():
-        *above, name = path.split("__")
-        place = config
-        for key in above:
-            place = place[key]
-        place[name] = value
-    return config
-
-
-PLAIN = {"class_path": "VLAPolicy"}
+PLAIN = ("ConditionedPolicy", "VLAPolicy")
 NOT_FOR_ROUNDS = {
-    "algorithm": ({"model__class_path": "PPO"}, "model: {class_path: BehaviorCloning"),
-    "policy": ({"model__init_args__policy": PLAIN}, "labels"),
-    "processes": ({"trainer__devices": 2}, "trainer.devices: 2"),
+    "algorithm": (("BehaviorCloning", "PPO"), "model: {class_path: BehaviorCloning"),
+    "policy": (PLAIN, "labels"),
+    "processes": (("trainer: {", "trainer: {devices: 2, "), "trainer.devices: 2"),
 }
 
 
 @pytest.mark.parametrize("name", NOT_FOR_ROUNDS)
 def test_a_config_that_rounds_cannot_improve_is_refused(name, tmp_path):
-    changes, message = NOT_FOR_ROUNDS[name]
+    change, message = NOT_FOR_ROUNDS[name]
     with refused(names=message):
-        rounds._checked(config_with(**changes), "doors.yaml")
-    weights = {"model__init_args__policy": PLAIN, "model__init_args__advantage_temperature": 0.05}
-    assert rounds._asking_for(rounds._checked(config_with(**weights), ""), "good")
+        rounds._checked(yaml.safe_load(CONFIG.replace(*change)), "doors.yaml")
+    weights = CONFIG.replace("n_epochs: 1", "advantage_temperature: 0.05").replace(*PLAIN)
+    assert rounds._asking_for(rounds._checked(yaml.safe_load(weights), ""), "good")
 
 
 def test_chunks_are_executed_as_by_the_env_of_chunks():

@@ -49,7 +49,7 @@ from tests.helpers import (
 )
 from tests.messages import refused
 from tests.probes import RecallProbe
-from tests.references import gru_step, lstm_step, recurrent_ppo_loss
+from tests.references import gru_step, lstm_step, numeric_gradient, recurrent_ppo_loss
 from tests.variants import before, variant
 
 N, T = 3, 11
@@ -68,20 +68,20 @@ class Double(Encoder):
         return observation.double()
 
 
-def policy_for(env, memory=LSTM, size=4, cls=ActorCritic, hidden=(), **kwargs):
+def policy_for(env, memory=LSTM, size=4, hidden=(), **kwargs):
     spaces = env.single_observation_space, env.single_action_space
-    return cls(*spaces, hidden, memory=partial(memory, size=size), **kwargs)
+    return ActorCritic(*spaces, hidden, memory=partial(memory, size=size), **kwargs)
 
 
-def collected(memory=LSTM, steps=24, limit=7, envs=N, seed=0, rollouts=2, **kwargs):
+def collected(memory=LSTM, steps=24, rollouts=2, **kwargs):
     """A policy, and what it has done in episodes that fail or are cut by time, begun in the rollout before."""
-    torch.manual_seed(seed)
-    env = CartPole(envs, max_episode_steps=limit)
+    torch.manual_seed(0)
+    env = CartPole(N, max_episode_steps=7)
     policy = policy_for(env, memory, **kwargs)
     for name, parameter in policy.named_parameters():
         if name.startswith(("actor", "critic")):  # so that what is remembered shows in actions
             torch.nn.init.normal_(parameter)
-    collector = make_collector(SyncCollector, env, policy, steps, seed=seed)
+    collector = make_collector(SyncCollector, env, policy, steps, seed=0)
     for _ in range(rollouts):
         rollout = collector.collect()
     return policy, rollout
@@ -95,23 +95,19 @@ def with_advantages(rollout):
     return rollout
 
 
-def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed=0, keys=FIELDS):
+def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, keys=FIELDS):
     """The minibatches of one pass."""
-    drawing = make_sampler(policy, rollout, keys, mask, length, burn_in)
-    generator = torch.Generator().manual_seed(seed)
-    (only,) = epochs(drawing, 1, batch_size, generator, prepare=lambda *_: {})
-    return list(only)
+    sampler = make_sampler(policy, rollout, keys, mask, length, burn_in)
+    generator = torch.Generator().manual_seed(0)
+    (minibatches,) = epochs(sampler, 1, batch_size, generator, prepare=lambda *_: {})
+    return list(minibatches)
 
 
-# --- gradients by definition ---
-
-
-def random_rollout(policy, seed):
+def random_rollout(policy):
     """Random numbers of float64, with an end at one step in five."""
-    generator = np.random.default_rng(seed)
-    observation = generator.normal(size=(N, T + 1, 4))
+    generator = np.random.default_rng(4)
     fields = {
-        "observation": torch.tensor(observation),
+        "observation": torch.tensor(generator.normal(size=(N, T + 1, 4))),
         "action": torch.tensor(generator.integers(2, size=(N, T + 1))),
         "state": torch.tensor(generator.normal(size=(N, T + 1, policy.memory.state_size))),
         "done": torch.tensor(generator.random((N, T + 1)) < 0.2),
@@ -120,22 +116,6 @@ def random_rollout(policy, seed):
     for key in ("sample_log_prob", "value", "advantage", "return"):
         fields[key] = torch.tensor(generator.normal(size=(N, T + 1)) * 0.3 - 0.5)
     return TensorDict(fields, [N, T + 1])
-
-
-def numerical_gradient(loss, weights, step=1e-6):
-    """Central differences in float64, of each number of each array."""
-    gradients = {}
-    for name, array in weights.items():
-        gradient = np.zeros_like(array)
-        for at in np.ndindex(array.shape):
-            kept = array[at]
-            array[at] = kept + step
-            above = loss()
-            array[at] = kept - step
-            gradient[at] = (above - loss()) / (2 * step)
-            array[at] = kept
-        gradients[name] = gradient
-    return gradients
 
 
 @pytest.mark.parametrize("length", [1, 4, "rollout"])
@@ -147,7 +127,7 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         Box(-1, 1, (4,)), Discrete(2), (), memory=partial(memory, size=3), encoder=Double
     ).double()
     module = PPO(policy, normalize_advantage="off", vf_coef=0.7, sequence_length=length)
-    rollout = random_rollout(policy, seed=4)
+    rollout = random_rollout(policy)
     mask = torch.rand(N, T) < 0.7
     (minibatch,) = drawn(policy, rollout, length, mask=mask)
     loss, _ = module.loss(module.prepare(minibatch))
@@ -167,12 +147,10 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         return recurrent_ppo_loss(step, weights, arrays, steps, mask.numpy(), 0.2, 0.7)
 
     assert loss == pytest.approx(reference(), abs=1e-9)
-    for key, expected in numerical_gradient(reference, weights).items():
+    gradients = numeric_gradient(reference, [*weights.values()], step=1e-6)
+    for key, expected in zip(weights, gradients, strict=True):
         found = parameters[key].grad.numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
-
-
-# --- ratios, states and values ---
 
 
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (5, 0), (8, 3), (7, 9), (24, 0), (100, 0)])
@@ -212,9 +190,6 @@ def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_bef
     assert cut > 3
 
 
-# --- sequences ---
-
-
 @pytest.mark.parametrize("length", [1, 4, 5, 24, 30])
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 20, 1000])
@@ -246,9 +221,6 @@ def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():
     assert (stored[0] - burned[0]).abs().max() > 1e-3
     rollout["state"] = states_of(policy, rollout)
     torch.testing.assert_close([*burned], [*found(0)], rtol=1e-5, atol=1e-6)
-
-
-# --- what does not count ---
 
 
 def test_what_does_not_count_is_seen_by_no_loss_and_no_average(monkeypatch):
@@ -288,9 +260,6 @@ def test_micro_batches_are_whole_sequences_and_add_up(masked):
     split_scalars, split = gradients(7)
     assert scalars == pytest.approx(split_scalars, abs=1e-6)
     torch.testing.assert_close([*whole], [*split], rtol=1e-5, atol=1e-6)
-
-
-# --- a whole run ---
 
 
 @pytest.mark.parametrize("memory", [GRU, LSTM])
@@ -379,8 +348,7 @@ def cloned(path, policy, **model):
     """How well a policy has learnt to repeat, 1 to 3 steps later, what was shown at the beginning."""
     pytest.importorskip("pyarrow", reason="needs the extra data")
     pytest.importorskip("av", reason="needs the extra data")
-    env = make_data(num_envs=4)._env
-    writer = EpisodeWriter(path / "shown", Box(-1, 1, (4,)), Discrete(2), env.render_fps)
+    writer = EpisodeWriter(path / "shown", Box(-1, 1, (4,)), Discrete(2), 50)
     for number in range(8):
         for t in range(2 + number % 3):
             cue = np.full(4, (number // 3 % 2 * 2 - 1) * (t == 0), np.float32)
@@ -395,7 +363,6 @@ def cloned(path, policy, **model):
         model={"algorithm": BehaviorCloning, "batch_size": 8, "learning_rate": 0.02} | model,
         trainer={"limit_val_batches": 0, "enable_checkpointing": False},
     )
-    env.close()
     return module.metrics["train/negative_log_prob"]
 
 
@@ -433,31 +400,13 @@ def test_a_memory_is_warmed_up_in_chunks_with_both_normalisers_and_begins_anothe
         assert key == "version" or torch.equal(value, before[key]), key
 
 
-def recall(tmp_path, memory, delay=20, seed=3, iterations=30):
-    data = {
-        "num_envs": 32,
-        "buffer_size": 42,
-        "total_env_steps": 32 * 42 * iterations,
-        "iterations_per_epoch": iterations,
-        "num_eval_episodes": 64,
-    }
-    model = {
-        "batch_size": 42 * 8,
-        "n_epochs": 4,
-        "learning_rate": 3e-3,
-        "gamma": 1.0,
-        "compile": False,
-    }
-    if memory is not None:
-        model["sequence_length"] = 21
-    module, *_ = train(
-        tmp_path,
-        env=partial(RecallProbe, delay=delay),
-        data=data,
-        policy={"memory": memory} if memory else {},
-        model=model,
-        seed=seed,
-    )
+def recall(tmp_path, memory, seed=3, iterations=30):
+    data = {"num_envs": 32, "buffer_size": 42, "num_eval_episodes": 64}
+    data |= {"total_env_steps": 32 * 42 * iterations, "iterations_per_epoch": iterations}
+    model = {"batch_size": 42 * 8, "n_epochs": 4, "learning_rate": 3e-3, "gamma": 1.0}
+    model |= {"compile": False} | ({"sequence_length": 21} if memory else {})
+    policy = {"memory": memory} if memory else {}
+    module, *_ = train(tmp_path, env=RecallProbe, data=data, policy=policy, model=model, seed=seed)
     return module.evaluation["avg_reward"]
 
 
@@ -479,9 +428,6 @@ def test_a_cue_is_recalled_whatever_the_seed(memory, tmp_path):
     assert min(rewards) >= 0.95 if memory else max(abs(r - 0.5) for r in rewards) < 0.2
 
 
-# --- what is refused ---
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -497,13 +443,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def shown():
     """Pictures and numbers, of which a part of each action is to be 1 only where that is allowed."""
-    space = Dict(
-        {
-            "picture": Box(0, 255, (16, 16, 3), np.uint8),
-            "state": Box(-1.0, 1.0, (2,)),
-            "action_mask": MultiBinary(3),
-        }
-    )
+    picture, state = Box(0, 255, (16, 16, 3), np.uint8), Box(-1.0, 1.0, (2,))
 
     def observe(env):
         env.allowed = np.ones(3, np.int8)
@@ -514,7 +454,7 @@ def shown():
         assert env.allowed[env.action["mode"]]
 
     return ScriptedEnv(
-        space,
+        Dict({"picture": picture, "state": state, "action_mask": MultiBinary(3)}),
         Dict({"move": Box(-1.0, 1.0, (2,)), "mode": Discrete(3)}),
         act=check,
         observe=observe,

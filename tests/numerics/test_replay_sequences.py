@@ -22,14 +22,15 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.rollout.contract import final_observations
-from lightning_rl.rollout.sequences import sequences_of
+from lightning_rl.rollout.sequences import Sequences, sequences_of, with_sequences
 from tests.arms import ACTION as GRIP
+from tests.core.numerics.test_sac import actor_layers, critic_layers
 from tests.envs import ScriptedTask
 from tests.helpers import load, make_collector, train
 from tests.messages import refused
-from tests.numerics.test_recurrence import Double, numerical_gradient
-from tests.q_references import SACReference, forward
-from tests.references import gru_step
+from tests.numerics.test_recurrence import Double
+from tests.q_references import SACReference, forward, log_density
+from tests.references import gru_step, numeric_gradient
 
 SPACE, ACTION = Box(-9.0, 9.0, (2,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
 
@@ -52,12 +53,12 @@ def policy_for(memory=GRU, cls=SquashedActorCritic, size=5, **kwargs):
     return policy
 
 
-def collected(policy, sizes, envs=3, broken=(), seed=2):
+def collected(policy, broken=(), sizes=5, envs=3):
     """A replay that took rollouts in, of which some were dropped, and what each env did, step by step."""
     env = walk(envs)
-    replay = ReplayBuffer(SPACE, ACTION, envs, seed=seed, capacity=20 * envs + 1)
+    replay = ReplayBuffer(SPACE, ACTION, envs, seed=2, capacity=20 * envs + 1)
     streams = [[] for _ in range(envs)]
-    collector = make_collector(SyncCollector, env, policy, sizes, seed=seed)
+    collector = make_collector(SyncCollector, env, policy, sizes, seed=2)
     for k in range(8):
         rollout = collector.collect()
         if k in broken:
@@ -99,7 +100,7 @@ def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
     settings = dict(CASES[name])
     length, n_steps = settings.pop("length"), settings.get("n_steps", 1)
     policy = policy_for(memory)
-    replay, streams = collected(policy, 5, broken=broken)
+    replay, streams = collected(policy, broken)
     places = {
         tuple(step["observation"].tolist()): (n, t)
         for n, stream in enumerate(streams)
@@ -143,14 +144,13 @@ def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
 
 def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
     policy = policy_for(LSTM)
-    replay, streams = collected(policy, 5)
+    replay, streams = collected(policy)
     fresh = {}
     for parameter in policy.memory.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     with torch.no_grad():
-        for (
-            stream
-        ) in streams:  # each from its first step that is held, with the weights as they are
+        # Each from its first step that is held, with the weights as they are.
+        for stream in streams:
             state = stream[0]["state"]
             for step, before in zip(stream, [None, *stream], strict=False):
                 if before is not None and not before["goes_on"]:
@@ -171,16 +171,16 @@ def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
     assert errors[2] < 1e-6, "what is held begins with the same stored state"
 
 
-# --- a loss and its gradients by definition ---
-
-
-def random_sequences(count, length, state_size, n_steps=1, seed=1):
+def random_sequences(n_steps=1, count=2, length=4):
     """Random numbers of float64 as a replay would give them, an end at one step in five."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     unrolled = length + n_steps - 1
-    observation = rng.normal(size=(count, unrolled, 2))
-    starts = rng.random((count, unrolled)) < 0.2
-    starts[:, 0] = False
+    steps = {
+        "observation": rng.normal(size=(count, unrolled, 2)),
+        "starts": rng.random((count, unrolled)) < 0.2,
+        "state": rng.normal(size=(count, 3)),
+    }
+    steps["starts"][:, 0] = False
     further = rng.integers(0, n_steps, (count, length))
     batch = {
         "next_observation": rng.normal(size=(count, length, 2)),
@@ -191,43 +191,30 @@ def random_sequences(count, length, state_size, n_steps=1, seed=1):
         "next_noise": rng.normal(size=(count, length, 1)).clip(-1, 1),
     }
     batch = {key: value.reshape(count * length, *value.shape[2:]) for key, value in batch.items()}
-    steps = {
-        "observation": observation,
-        "starts": starts,
-        "state": rng.normal(size=(count, state_size)),
-    }
     return batch, steps, further
 
 
-def minibatch_of(batch, steps, further, length):
-    from lightning_rl.rollout.sequences import Sequences, with_sequences
-
-    fields = {key: torch.as_tensor(value) for key, value in batch.items() if key != "unit_action"}
-    fields["action"] = torch.as_tensor(batch["unit_action"])
+def minibatch_of(batch, steps, further):
+    fields = {key: torch.as_tensor(value) for key, value in batch.items()}
+    fields["action"] = fields.pop("unit_action")
+    count, length = further.shape
     fields["observation"] = torch.as_tensor(steps["observation"][:, :length]).flatten(0, 1)
-    count, unrolled = steps["starts"].shape
-    lead = TensorDict(
-        {key: torch.as_tensor(steps[key]) for key in ("observation", "starts")}, [count, unrolled]
-    )
+    unrolled = steps["starts"].shape[1]
+    lead = {key: torch.as_tensor(value) for key, value in steps.items()}
+    state, lead = lead.pop("state"), TensorDict(lead, [count, unrolled])
     place = np.arange(count)[:, None] * unrolled + np.arange(length) + further
-    sequences = Sequences(
-        lead,
-        torch.as_tensor(steps["state"]),
-        0,
-        None,
-        unrolled - length,
-        torch.as_tensor(place.ravel()),
-    )
+    place = torch.as_tensor(place.ravel())
+    sequences = Sequences(lead, state, 0, None, unrolled - length, place)
     return with_sequences(TensorDict(fields, [count * length]), sequences)
 
 
-def remembered(weights, steps, length, batch, further):
+def remembered(weights, batch, steps, further):
     """What a GRU gives at the samples, and where what followed them is read, row by row."""
     here, there = [], []
-    count, unrolled = steps["starts"].shape
+    count, length = further.shape
     for s in range(count):
         state, states = steps["state"][s], []
-        for t in range(unrolled):
+        for t in range(steps["starts"].shape[1]):
             state = np.zeros_like(state) if steps["starts"][s, t] else state
             _, state = gru_step(steps["observation"][s, t], state, weights)
             states.append(state)
@@ -236,21 +223,6 @@ def remembered(weights, steps, length, batch, further):
             before = states[t + further[s, t]]
             there.append(gru_step(batch["next_observation"][s * length + t], before, weights)[0])
     return np.array(here), np.array(there)
-
-
-def layers_of(modules):
-    return [(m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy()) for m in modules]
-
-
-def critics_of(ensemble):
-    return [
-        [(w[i].detach().numpy().copy(), b[i, 0].detach().numpy().copy()) for w, b in zip(ensemble.weights, ensemble.biases, strict=True)]
-        for i in range(ensemble.num_critics)
-    ]  # fmt: skip
-
-
-def linear(modules):
-    return [one for one in modules if isinstance(one, torch.nn.Linear)]
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
@@ -264,41 +236,39 @@ def test_the_critics_loss_and_its_gradient_through_time_are_those_of_the_definit
     module = algorithm(policy, n_steps=n_steps, sequence_length=4).double()
     for parameter in [*module.target_memory.parameters(), *module.target_critic.parameters()]:
         torch.nn.init.normal_(parameter, std=0.5)  # another one than the memory that it follows
-    length = 4
-    batch, steps, further = random_sequences(2, length, 3, n_steps)
-    minibatch = minibatch_of(batch, steps, further, length)
-    loss, _ = module.critic_loss(minibatch)
+    batch, steps, further = random_sequences(n_steps)
+    loss, _ = module.critic_loss(minibatch_of(batch, steps, further))
     loss.backward()
 
     def weights_of(memory):
         return {key: value.detach().numpy().copy() for key, value in memory.named_parameters()}
 
     online, slow = weights_of(policy.memory), weights_of(module.target_memory)
-    critics = critics_of(policy.critic)
-    actor = layers_of(linear(policy.actor if algorithm is SAC else module.target_actor))
-    _, coming = remembered(online, steps, length, batch, further)
-    _, judged = remembered(slow, steps, length, batch, further)
+    critics = critic_layers(policy.critic)
+    actor = actor_layers(policy.actor if algorithm is SAC else module.target_actor)
+    _, coming = remembered(online, batch, steps, further)
+    _, judged = remembered(slow, batch, steps, further)
     if algorithm is SAC:
         reference = SACReference(actor, critics, alpha=1.0, rate=0.1, tau=0.1, target_entropy=-1)
         u, mean, _, std, _ = reference.act(coming, batch["next_noise"])
-        from tests.q_references import log_density
-
         action, entropy = np.tanh(u), -log_density(u, mean, std)
     else:
         best = np.tanh(forward(actor, judged)[0])
         action, entropy = (best + batch["next_noise"]).clip(-1, 1), 0.0
     targets = [
-        forward(c, np.hstack([judged, action]))[0][:, 0] for c in critics_of(module.target_critic)
+        forward(critic, np.hstack([judged, action]))[0][:, 0]
+        for critic in critic_layers(module.target_critic)
     ]
     target = batch["reward"] + batch["discount"] * (np.min(targets, 0) + entropy)
 
     def reference_loss():
-        here, _ = remembered(online, steps, length, batch, further)
+        here, _ = remembered(online, batch, steps, further)
         q = [forward(c, np.hstack([here, batch["unit_action"]]))[0][:, 0] for c in critics]
         return sum(0.5 * np.mean((one - target) ** 2) for one in q)
 
     assert float(loss.detach()) == pytest.approx(float(reference_loss()), rel=1e-9)
-    for key, expected in numerical_gradient(reference_loss, online).items():
+    gradients = numeric_gradient(reference_loss, [*online.values()], step=1e-6)
+    for key, expected in zip(online, gradients, strict=True):
         found = dict(policy.memory.named_parameters())[key].grad.numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7, err_msg=key)
     assert all(one.grad is None for one in policy.actor.parameters())
@@ -309,7 +279,7 @@ def test_the_actor_moves_no_memory_that_the_critics_share(algorithm):
     cls = SquashedActorCritic if algorithm is SAC else DeterministicActorCritic
     policy = policy_for(cls=cls, size=3, encoder=Double).double()
     module = algorithm(policy, sequence_length=4).double()
-    module.actor_loss(minibatch_of(*random_sequences(2, 4, 3), 4))[0].backward()
+    module.actor_loss(minibatch_of(*random_sequences()))[0].backward()
     assert all(one.grad is None for one in policy.memory.parameters())
     assert all(one.grad is not None for one in policy.actor.parameters())
     trained = {id(p) for objective in module.configure_objectives() for p in objective.parameters}
@@ -333,9 +303,6 @@ def test_a_memory_of_the_actor_alone_is_moved_by_its_loss():
     owned = {id(p) for p in policy.memory.parameters()}
     assert owned <= {id(p) for p in actor.parameters}
     assert not owned & {id(p) for p in critic.parameters}
-
-
-# --- runs ---
 
 
 def settings(**more):

@@ -189,16 +189,13 @@ def test_what_cannot_be_corrected_is_refused(tmp_path):
         make().fields_of(torch.zeros(2, 3))
 
 
-UNIT = Box(-1, 1, (3,))
-
-
 def gaussian(action=ACTION, **kwargs):
     torch.manual_seed(0)
     settings = {"base": BASE, "hidden_sizes": (16,), "log_std_init": -1.5, **kwargs}
     return GaussianResidualActorCritic(OBSERVATION, action, **settings)
 
 
-@pytest.mark.parametrize("action", [ACTION, UNIT], ids=["bounds", "units"])
+@pytest.mark.parametrize("action", [ACTION, Box(-1, 1, (3,))], ids=["bounds", "units"])
 @pytest.mark.parametrize("log_std", ["parameter", "state_dependent"])
 def test_a_gaussian_correction_begins_at_the_base_and_has_exact_log_probs(action, log_std):
     policy, td = gaussian(action, log_std=log_std, scale=0.3), seen(16)

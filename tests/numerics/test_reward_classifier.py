@@ -1,6 +1,7 @@
 """A reward classifier: what it learns from, what it reports, and the reward that an env gets of it."""
 
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from lightning_rl import (
     RewardClassifier,
     RewardClassifierWrapper,
     RLDataModule,
-    RLTrainer,
     SuccessFramesEnv,
     read_episodes,
 )
@@ -36,10 +36,9 @@ pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
 
 LIMIT, GOAL = 16, 8
-STATES = Box(-np.inf, np.inf, (2,), np.float32)
-
-
-TWO = Discrete(2)
+STATES, TWO = Box(-np.inf, np.inf, (2,), np.float32), Discrete(2)
+CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
+SEEN = Dict({"camera": CAMERA, "state": STATES})
 
 
 def walk(action_space=TWO, space=STATES, view=lambda seen: seen):
@@ -64,9 +63,6 @@ def walk(action_space=TWO, space=STATES, view=lambda seen: seen):
     )
 
 
-CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
-
-
 def picture_of(seen):
     """What a camera sees, beside the state: a lamp changes its colour at the goal."""
     picture = np.zeros(CAMERA.shape, np.uint8)
@@ -75,21 +71,11 @@ def picture_of(seen):
     return {"camera": picture, "state": seen}
 
 
-SEEN = Dict({"camera": CAMERA, "state": STATES})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def envs():
-    ids = {
-        "Walk-v0": walk,
-        "WalkBoxed-v0": partial(walk, UNIT),
-        "WalkSeen-v0": partial(walk, space=SEEN, view=picture_of),
-    }
-    for name, cls in ids.items():
-        gymnasium.register(name, cls, max_episode_steps=LIMIT)
-    yield
-    for name in ids:
-        del gymnasium.registry[name]
+gymnasium.register("Walk-v0", walk, max_episode_steps=LIMIT)
+gymnasium.register("WalkBoxed-v0", partial(walk, UNIT), max_episode_steps=LIMIT)
+gymnasium.register(
+    "WalkSeen-v0", partial(walk, space=SEEN, view=picture_of), max_episode_steps=LIMIT
+)
 
 
 def record(path, outcomes, space=STATES, view=lambda seen: seen):
@@ -131,7 +117,6 @@ def classify(run_dir, path, ckpt_path=None, *, policy=None, frames=None, trainer
     policy = ActorOnly(data.observation_space, data.action_space, **settings)
     settings = {"learning_rate": 0.02, "batch_size": 64, "n_epochs": 6} | kwargs
     model = RewardClassifier(policy, **settings)
-    run_dir = str(run_dir)
     fit_in(run_dir, model, data, ckpt_path=ckpt_path, **(trainer or {}))
     return model
 
@@ -148,9 +133,6 @@ def trained_model(dataset, tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(trained_model):
     return str(trained_model[1])
-
-
-# --- what it learns from ---
 
 
 def test_whole_episodes_are_held_out_of_both_kinds(dataset):
@@ -215,9 +197,6 @@ def test_a_dataset_that_cannot_teach_it_is_refused(name, tmp_path):
 def test_successes_alone_teach_it_by_what_comes_before(tmp_path):
     env = SuccessFramesEnv(1, path=record(tmp_path / "data", [True] * 5))
     assert len(env.held_out) == 1
-
-
-# --- training, and what is reported ---
 
 
 def test_it_reports_its_errors_on_what_was_held_out(dataset, trained_model):
@@ -296,13 +275,10 @@ def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
         RewardClassifierWrapper(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
 
 
-MODES = {"eager": {}, "compiled": {"compile": True}}
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
 def test_stopped_and_resumed_it_ends_as_uninterrupted(mode, dataset, tmp_path):
     with uncompiled_traces():
-        settings = {"n_epochs": 1, "frames": {"iterations": 4}, **MODES[mode]}
+        settings = {"n_epochs": 1, "frames": {"iterations": 4}, "compile": mode == "compiled"}
         classify(tmp_path / "whole", dataset, **settings)
         classify(tmp_path / "half", dataset, trainer={"max_epochs": 1}, **settings)
         shutil.copytree(tmp_path / "half", tmp_path / "resumed")
@@ -318,9 +294,7 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(datase
     data._make_collector = partial(AsyncCollector, max_staleness=0)
     policy = ActorOnly(data.observation_space, data.action_space, (32,), normalize_observation=True)
     there = RewardClassifier(policy, learning_rate=0.02, batch_size=64, n_epochs=6)
-    RLTrainer(run_dir=str(tmp_path / "there"), accelerator="cpu", enable_progress_bar=False).fit(
-        there, data
-    )
+    fit_in(tmp_path / "there", there, data)
     assert_same(here.state_dict(), there.state_dict())
 
 
@@ -332,12 +306,8 @@ def test_an_env_of_something_else_is_refused(dataset, tmp_path):
     data = classifier_data(dataset)
     data._make_eval_env = partial(SuccessFramesEnv, path=dataset, split_seed=1)
     policy = ActorOnly(data.observation_space, data.action_space)
-    runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
     with refused(names=("RewardClassifier", "data.eval_env")):
-        runner.fit(RewardClassifier(policy), data)
-
-
-# --- as the reward of an env ---
+        fit_in(tmp_path, RewardClassifier(policy), data)
 
 
 def played(env, actions=(1,) * LIMIT):
@@ -387,14 +357,10 @@ def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
 def test_it_judges_an_arm(trained):
     """By the arm's positions, here; what the arm executed is still told."""
     limits = {"shoulder.pos": [0.0, 300.0], "elbow.pos": [-9.0, 9.0]}
-    settings = {
-        "robot": "lightning_rl.extensions.robots.stand_in.StandInArm",
-        "limits": limits,
-        "fps": 500.0,
-    }
-    arm = gymnasium.make("lightning_rl/Robot-v0", **settings, max_speed=1e6)
-    env = RewardClassifierWrapper(arm, checkpoint=trained)
-    try:
+    robot = "lightning_rl.extensions.robots.stand_in.StandInArm"
+    settings = {"robot": robot, "limits": limits, "fps": 500.0, "max_speed": 1e6}
+    arm = gymnasium.make("lightning_rl/Robot-v0", **settings)
+    with closing(RewardClassifierWrapper(arm, checkpoint=trained)) as env:
         env.reset()
         before = env.step(np.array([100.0 + 10 * (GOAL - 3), 0.0], np.float32))
         assert before[1:4] == (0.0, False, False)
@@ -403,8 +369,6 @@ def test_it_judges_an_arm(trained):
         assert there[4]["success"]
         assert there[4]["executed_action"].tolist() == [180.0, 0.0]
         assert {"late_ticks", "success_probability"} <= set(there[4]["metrics"])
-    finally:
-        env.close()
 
 
 def test_in_processes_of_their_own_they_do_the_same(trained):

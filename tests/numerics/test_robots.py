@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,20 +19,28 @@ import pytest
 import torch
 
 from lightning_rl import (
+    SAC,
+    ActionChunk,
+    EpisodeWriter,
     GymnasiumEnv,
     Intervention,
     InterventionDecision,
+    ReplayBuffer,
     RLTrainer,
     ScriptedIntervention,
     Teleoperator,
+    read_episodes,
 )
 from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.cli.app import run
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.robots import bus
 from lightning_rl.extensions.robots.env import RobotEnv
 from lightning_rl.extensions.robots.process import RobotProcess
 from lightning_rl.extensions.robots.stand_in import JOINTS, StandInArm
 from lightning_rl.system.errors import EnvFaultError
+from tests.helpers import last, make_data, make_ppo, scalars, train
 from tests.messages import assert_names, refused
 
 ARM = "lightning_rl.extensions.robots.stand_in.StandInArm"
@@ -48,32 +58,23 @@ def sends(path):
     return [entry["shoulder.pos"] for entry in journal_of(path) if entry["call"] == "send"]
 
 
-def robot_env(num_envs=1, wrappers=(), max_episode_steps=None, **settings):
-    kwargs = {**SETTINGS, **settings}
-    if max_episode_steps:
-        kwargs["max_episode_steps"] = max_episode_steps
+def robot_env(num_envs=1, wrappers=(), **settings):
+    kwargs = SETTINGS | settings
     return GymnasiumEnv(num_envs, "lightning_rl/Robot-v0", kwargs, wrappers=list(wrappers))
-
-
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr(bus, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-    def sleep_until(self, when):
-        self.now = max(self.now, when)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    """A clock that only sleeping moves."""
+    clock = SimpleNamespace(now=100.0)
+    clock.sleep_until = lambda when: vars(clock).update(now=max(clock.now, when))
+    monkeypatch.setattr(bus, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 def arm_of(clock, robot=None, **settings):
     limits = {name: tuple(pair) for name, pair in LIMITS.items()}
-    given = {"limits": limits, "max_speed": dict.fromkeys(JOINTS, 60.0), "fps": 10.0}
+    given = {"limits": limits, "max_speed": both(60.0, 60.0), "fps": 10.0}
     given |= {"on_stop": "hold", "max_dropped": 2, **settings}
     return bus.Arm(robot or StandInArm(), given, clock.sleep_until)
 
@@ -199,12 +200,7 @@ def test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm(tmp_path, on_stop
 def test_a_silent_learner_is_noticed_once_the_arm_is_connected(monkeypatch):
     """Before, imports and a slow bus delay the heartbeat; the message names the setting."""
     monkeypatch.setattr(RobotProcess, "_beat", lambda self, period: None)
-    settings = {
-        "robot": ARM,
-        "kwargs": {},
-        "limits": LIMITS,
-        "max_speed": dict.fromkeys(JOINTS, 1.0),
-    }
+    settings = {"robot": ARM, "kwargs": {}, "limits": LIMITS, "max_speed": both(1.0, 1.0)}
     settings |= {"fps": FPS, "on_stop": "hold", "heartbeat_s": 0.1, "max_dropped": 3}
     robot = RobotProcess(settings, 10.0)
     time.sleep(0.3)
@@ -236,38 +232,28 @@ def is_running(pid):
 
 
 def test_an_env_has_the_spaces_and_units_of_its_robot(tmp_path):
-    env = RobotEnv(**SETTINGS, robot_kwargs={"picture": 8}, render_mode="rgb_array")
-    try:
+    settings = {"robot_kwargs": {"picture": 8}, "render_mode": "rgb_array"}
+    with closing(RobotEnv(**SETTINGS, **settings)) as env:
         observation, _ = env.reset(seed=0)
         assert env.observation_space.contains(observation)
         assert observation["front"].shape == (8, 8, 3)
-        observation, reward, terminated, truncated, info = env.step(
-            np.array([30.0, 99.0], np.float32)
-        )
+        observation, *ends, info = env.step(np.array([30.0, 99.0], np.float32))
         assert observation["state"].tolist() == [30.0, 45.0]
-        assert not reward
-        assert not terminated
-        assert not truncated
+        assert not any(ends)
         assert info["executed_action"].tolist() == [30.0, 45.0]
         assert info["intervened"] is False
         assert set(info["metrics"]) == {"late_ticks", "dropped_frames"}
         assert np.array_equal(env.render(), observation["front"])
-    finally:
-        env.close()
 
 
 def test_moves_go_from_the_last_position_and_say_what_was_executed():
-    env = RobotEnv(
-        **SETTINGS | {"max_speed": 2.0 * FPS}, step_size={"shoulder.pos": 4.0, "elbow.pos": 1.0}
-    )
-    try:
+    settings = SETTINGS | {"max_speed": 2.0 * FPS, "step_size": both(4.0, 1.0)}
+    with closing(RobotEnv(**settings)) as env:
         env.reset()
-        one = env.step(np.array([1.0, -0.5], np.float32))
-        assert one[0].tolist() == [2.0, -0.5]
-        assert one[4]["executed_action"].tolist() == [0.5, -0.5]
+        observation, *_, info = env.step(np.array([1.0, -0.5], np.float32))
+        assert observation.tolist() == [2.0, -0.5]
+        assert info["executed_action"].tolist() == [0.5, -0.5]
         assert env.step(np.array([0.25, 1.0], np.float32))[0].tolist() == [3.0, 0.5]
-    finally:
-        env.close()
 
 
 def scene(observation):
@@ -287,25 +273,16 @@ class Diagonal:
 
 def test_a_reset_goes_home_and_runs_its_script_and_kinematics_turn_steps_into_joints(tmp_path):
     journal = tmp_path / "journal"
-    env = RobotEnv(
-        **SETTINGS | {"max_speed": 10.0 * FPS},
-        home={"shoulder.pos": 17.0},
-        reset_script="tests.numerics.test_robots.scene",
-        robot_kwargs={"journal": str(journal)},
-    )
-    try:
+    settings = SETTINGS | {"max_speed": 10.0 * FPS, "robot_kwargs": {"journal": str(journal)}}
+    settings |= {"home": {"shoulder.pos": 17.0}, "reset_script": f"{__name__}.scene"}
+    with closing(RobotEnv(**settings)) as env:
         env.reset()
         assert sends(journal) == [10.0, 17.0, 18.0, 19.0, 20.0]
-    finally:
-        env.close()
-    env = RobotEnv(**SETTINGS, kinematics="tests.numerics.test_robots.Diagonal")
-    try:
+    with closing(RobotEnv(**SETTINGS, kinematics=f"{__name__}.Diagonal")) as env:
         env.reset()
         observation, *_, info = env.step(np.array([0.5], np.float32))
         assert observation.tolist() == [0.5, 0.5]
         assert "executed_action" not in info
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize(
@@ -340,9 +317,6 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
     tmp_path, fails, settings, message
 ):
     pytest.importorskip("pyarrow")
-    from lightning_rl import EpisodeWriter, read_episodes
-    from lightning_rl.extensions.datasets.record import Recorder, script_action_function
-
     env = robot_env(robot_kwargs={"fails": fails}, max_episode_steps=3, **settings)
     recorder = Recorder(env)
     spaces = env.single_observation_space, env.single_action_space
@@ -361,9 +335,6 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
 def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
     """Chunks of 30 at 30 Hz, computed in 300 ms: each step executes the action that was meant for it."""
     pytest.importorskip("pyarrow")
-    from lightning_rl import EpisodeWriter
-    from lightning_rl.extensions.datasets.record import Recorder
-
     journal, steps, size = tmp_path / "journal", 60, 30
     env = robot_env(robot_kwargs={"journal": str(journal)}, fps=30.0)
     spaces = env.single_observation_space, env.single_action_space
@@ -393,8 +364,6 @@ def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
 
 def test_a_chunk_that_comes_too_late_is_waited_for_and_outdated_actions_are_skipped():
     """Without a clock: the inference ends when the test lets it."""
-    import threading
-
     may, ahead, seen = threading.Semaphore(1), ChunksAhead(4, execute=2), []
 
     def choose(observation, running):
@@ -423,26 +392,27 @@ def test_a_chunk_executes_some_of_its_actions(execute):
         ChunksAhead(4, execute)
 
 
+def env_option(**settings):
+    init_args = {"id": "lightning_rl/Robot-v0", "env_kwargs": SETTINGS | settings}
+    return f"--data.env={json.dumps({'class_path': 'GymnasiumEnv', 'init_args': init_args})}"
+
+
 def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, capsys):
     """The neutral action would move an arm to the middle of its limits."""
     pytest.importorskip("pyarrow")
-    from lightning_rl.cli.app import run
-
     monkeypatch.chdir(tmp_path)
-    env = {
-        "class_path": "GymnasiumEnv",
-        "init_args": {"id": "lightning_rl/Robot-v0", "env_kwargs": SETTINGS},
-    }
     with pytest.raises(SystemExit):
-        run(["record", "--path", "data", f"--data.env={json.dumps(env)}"])
+        run(["record", "--path", "data", env_option()])
     assert_names(capsys.readouterr().err, "source")
+
+
+def led_env(**leader):
+    env = gymnasium.make("lightning_rl/Robot-v0", **SETTINGS, step_size=2.0)
+    return Intervention(env, Teleoperator(LEADER, leader))
 
 
 def test_a_leader_arm_acts_or_takes_over(tmp_path):
     pytest.importorskip("pyarrow")
-    from lightning_rl import EpisodeWriter, read_episodes
-    from lightning_rl.extensions.datasets.record import Recorder, script_action_function
-
     env = robot_env(max_episode_steps=4)
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
@@ -456,10 +426,7 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
     assert (np.asarray(episode.action) == 7.0).all()
 
     for events in (True, False):
-        source = Teleoperator(LEADER, {"at": 3.0, "events": events})
-        env = gymnasium.make("lightning_rl/Robot-v0", **SETTINGS, step_size=2.0)
-        env = Intervention(env, source)
-        try:
+        with closing(led_env(at=3.0, events=events)) as env:
             env.reset()
             if events:
                 *_, info = env.step(np.zeros(2, np.float32))
@@ -468,8 +435,6 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
             else:
                 with refused(names=("get_teleop_events", "--script")):
                     env.step(np.zeros(2, np.float32))
-        finally:
-            env.close()
     with refused(names=("RobotEnv", "PendulumEnv", "Gamepad")):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
 
@@ -483,14 +448,10 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
     ],
 )
 def test_an_event_of_a_teleoperator_ends_the_episode(event, outcome):
-    source = Teleoperator(LEADER, {"events": True, "ends": {2: event}})
-    env = Intervention(gymnasium.make("lightning_rl/Robot-v0", **SETTINGS, step_size=2.0), source)
-    try:
+    with closing(led_env(events=True, ends={2: event})) as env:
         env.reset()
         assert env.step(np.zeros(2, np.float32))[1:4] == (0.0, False, False)
         *_, reward, terminated, truncated, info = env.step(np.zeros(2, np.float32))
-    finally:
-        env.close()
     assert (reward, terminated, truncated) == outcome[:3]
     assert outcome[3].items() <= info.items()
 
@@ -503,9 +464,6 @@ def helps(observation):
 
 
 def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tmp_path):
-    from lightning_rl import SAC, ReplayBuffer
-    from tests.helpers import last, scalars, train
-
     journal = tmp_path / "journal"
 
     def env(num_envs):
@@ -542,10 +500,6 @@ def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
 
 def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
-    from lightning_rl import ActionChunk, read_episodes
-    from lightning_rl.cli.app import run
-    from tests.helpers import last, train
-
     monkeypatch.chdir(tmp_path)
     robot = partial(GymnasiumEnv, id="Pendulum-v1")
     data = {"num_envs": 1, "buffer_size": 32, "total_env_steps": 128}
@@ -563,9 +517,6 @@ def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypat
 
 @pytest.mark.parametrize("given", ["env", "eval_env"])
 def test_chunks_that_would_stop_an_arm_are_refused(given, tmp_path):
-    from lightning_rl import ActionChunk
-    from tests.helpers import make_data, make_ppo, train
-
     journal = tmp_path / "journal"
 
     def chunked(num_envs):
@@ -590,8 +541,6 @@ def test_chunks_that_would_stop_an_arm_are_refused(given, tmp_path):
     [(1, {}, "limit_val_batches: 0"), (2, {"limit_val_batches": 0}, "data.num_envs: 1")],
 )
 def test_two_envs_that_would_move_one_arm_are_refused(num_envs, trainer, message, tmp_path):
-    from tests.helpers import train
-
     data = {"num_envs": num_envs, "buffer_size": 8, "total_env_steps": 48}
     with refused(names=message):
         train(
@@ -608,28 +557,15 @@ def test_two_envs_that_would_move_one_arm_are_refused(num_envs, trainer, message
 
 def test_a_policy_is_played_on_it_without_a_screen(tmp_path, monkeypatch):
     """People look at the arm: `rl-cli play` opens no window, and acts without the person's help."""
-    from lightning_rl.cli.app import run
-    from tests.helpers import last
-
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     journal = tmp_path / "journal"
-    kwargs = {**SETTINGS, "robot_kwargs": {"journal": str(journal)}, "max_episode_steps": 6}
-    env = {
-        "class_path": "GymnasiumEnv",
-        "init_args": {"id": "lightning_rl/Robot-v0", "env_kwargs": kwargs},
-    }
-    small = [
-        "--trainer.max_steps",
-        "1",
-        "--trainer.limit_val_batches",
-        "0",
-        "--data.buffer_size",
-        "8",
-    ]
-    small += ["--data.num_envs", "1", "--data.num_eval_episodes", "2", "--trainer.run_dir", "run"]
-    run(["fit", "--config", "sac.yaml", f"--data.env={json.dumps(env)}", *small])
+    env = env_option(robot_kwargs={"journal": str(journal)}, max_episode_steps=6)
+    small = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
+    small += ["--data.buffer_size", "8", "--trainer.run_dir", "run"]
+    small += ["--data.num_envs", "1", "--data.num_eval_episodes", "2"]
+    run(["fit", "--config", "sac.yaml", env, *small])
     trained = len(sends(journal))
     run(["play", "--ckpt_path", str(last("run")), "--trust_code", "true"])
     assert len(sends(journal)) >= trained + 2 * 6

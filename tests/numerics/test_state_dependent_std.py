@@ -94,16 +94,13 @@ def test_with_equal_deviations_it_is_the_gaussian_with_a_parameter(name):
             torch.testing.assert_close(result, other, rtol=1e-6, atol=1e-6)
 
 
-PARTS = Dict({"arm": Box(LOW, HIGH), "grip": Discrete(3), "speed": Box(-1.0, 1.0, (1,))})
-
-
 @pytest.mark.parametrize(
     ("space", "settings", "columns"),
     [
         (Box(-1, 1, (2,)), {}, [2, 3]),
         (Box(-1, 1, (2,)), {"initialization": "fan_in"}, [2, 3]),
         (Box(-1, 1, (2,)), {"network": "residual", "memory": lambda n: LSTM(n, size=4)}, [2, 3]),
-        (PARTS, {}, [2, 3, 8]),
+        (Dict(arm=Box(LOW, HIGH), grip=Discrete(3), speed=Box(-1.0, 1.0, (1,))), {}, [2, 3, 8]),
     ],
 )
 def test_at_first_it_is_log_std_init_in_every_state(space, settings, columns):

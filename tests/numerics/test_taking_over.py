@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -26,6 +27,7 @@ from lightning_rl import (
     SyncCollector,
     VectorEnv,
 )
+from lightning_rl.extensions.teleoperation import intervention
 from lightning_rl.extensions.teleoperation.intervention import Pace
 from lightning_rl.rollout.contract import next_observations
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
@@ -43,10 +45,7 @@ from tests.messages import refused
 from tests.persons import ScriptedSource
 from tests.variants import before, variant
 
-LENGTH = 7
-MARK = 0.5
-
-
+LENGTH, MARK = 7, 0.5
 SHOWN, ACTION = Box(-9, 9, (3,)), Box(-1, 1, (2,))
 
 
@@ -78,16 +77,14 @@ def in_batches(num_envs=1, **kwargs):
     return ScriptedVector(num_envs, by_itself, masks=False)
 
 
+def held_on():
+    metadata = {"reports_interventions": True}
+    return shows(info=lambda env: {"intervened": env.age == 1}, metadata=metadata)
+
+
 gymnasium.register("Shows-v0", shows)
 gymnasium.register("ByItself-v0", by_itself, vector_entry_point=in_batches)
-gymnasium.register(
-    "HeldOn-v0",
-    partial(
-        shows,
-        info=lambda env: {"intervened": env.age == 1},
-        metadata={"reports_interventions": True},
-    ),
-)
+gymnasium.register("HeldOn-v0", held_on)
 
 GYM_HIL = {"executed_action_key": "teleop_action", "intervened_key": "is_intervention"}
 
@@ -144,15 +141,15 @@ def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs)
     return GymnasiumEnv(num_envs, id, vectorization=vectorization, wrappers=[wrapper])
 
 
+OFTEN_HELPED = partial(helped, source=Person(0.5, 9))
+
+
 def collected(env, steps=24, times=1):
     collector = make_collector(SyncCollector, env, policy_for(env), steps, seed=1)
     for _ in range(times):
         rollout = collector.collect()
     env.close()
     return rollout
-
-
-# --- names ---
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
@@ -198,23 +195,13 @@ def test_nobody_undoes_by_their_no_what_another_one_did():
 
 
 def test_actions_in_two_units_are_refused():
-    rescale = partial(
-        gymnasium.wrappers.RescaleAction, min_action=np.float32(0), max_action=np.float32(1)
-    )
+    bounds = {"min_action": np.float32(0), "max_action": np.float32(1)}
+    rescale = partial(gymnasium.wrappers.RescaleAction, **bounds)
     wrappers = [partial(Intervention, source=Person()), rescale]
-    with refused(
-        names=(
-            "RescaleAction",
-            "Box(0.0, 1.0, (2,), float32)",
-            "Box(-1.0, 1.0, (2,), float32)",
-            "Intervention",
-        )
-    ):
+    spaces = "Box(0.0, 1.0, (2,), float32)", "Box(-1.0, 1.0, (2,), float32)"
+    with refused(names=("RescaleAction", *spaces, "Intervention")):
         GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
     GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
-
-
-# --- the wrapper ---
 
 
 def check(rollout):
@@ -253,9 +240,8 @@ def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_repl
 
 def test_in_the_background_they_add_up_too():
     env = helped(40)
-    collector = make_collector(
-        AsyncCollector, env, policy_for(env), 9, 1, max_staleness=2, timeout_s=20
-    )
+    lag = {"max_staleness": 2, "timeout_s": 20}
+    collector = make_collector(AsyncCollector, env, policy_for(env), 9, 1, **lag)
     for _ in range(4):
         rollout = collector.collect()
         assert collector.metrics()["intervention/rate"] == pytest.approx(check(rollout) / 360)
@@ -329,11 +315,8 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
 
 
 def test_in_a_chunk_one_action_may_be_somebody_elses():
-    def script(observation):
-        return [MARK, 0.0] if observation[0] == 1 else None
-
-    env = ActionChunk(2, partial(helped, source=script), 3)
-    rollout = collected(env, 5)
+    script = lambda observation: [MARK, 0.0] if observation[0] == 1 else None  # noqa: E731
+    rollout = collected(ActionChunk(2, partial(helped, source=script), 3), 5)
     first = rollout["observation"][:, :-1, 0] == 0
     assert torch.equal(rollout["intervened"][:, :-1], first)
     told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
@@ -359,9 +342,6 @@ def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number()
     assert info["intervened"] is True
 
 
-# --- learning ---
-
-
 def scrambling(algorithm):
     """A class that is given nonsense where somebody took over, and must not care."""
 
@@ -370,13 +350,8 @@ def scrambling(algorithm):
 
     def spoil(module, rollout, batch_idx):
         taken = rollout["intervened"].clone()
-        draw = torch.Generator().manual_seed(batch_idx)
         for key in ("action", "sample_log_prob", *nonsense):
-            field = rollout[key]
-            noise = torch.randn(field.shape, generator=draw)
-            rollout[key] = torch.where(
-                taken.view(*taken.shape, *[1] * (field.dim() - 2)), noise, field
-            )
+            rollout[key][taken] = torch.randn_like(rollout[key][taken])
         assert taken[:, :-1].any()
 
     return before(algorithm, training_step=spoil)
@@ -405,7 +380,7 @@ def test_the_gradient_of_a_step_that_somebody_took_over_is_nil(name, tmp_path, m
 @pytest.mark.parametrize("name", LEARNERS)
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     """What is left out makes minibatches of many sizes."""
-    run = {"env": partial(helped, source=Person(0.5, 9)), "data": {"total_env_steps": 128}}
+    run = {"env": OFTEN_HELPED, "data": {"total_env_steps": 128}}
     eager, compiled = (
         train(tmp_path / str(how), **run, model=LEARNERS[name] | {"compile": how})[0].state_dict()
         for how in (False, True)
@@ -442,13 +417,10 @@ def test_a_return_goes_on_with_the_value_of_what_the_policy_had_come_to():
 
 
 def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_of_it():
-    def script(observation):
-        return [MARK, 0.0] if observation[0] == 3 else None
-
-    data = make_data(partial(helped, source=script))
-    rollout = make_collector(
-        SyncCollector, data.new_env(), policy_for(data.new_env()), LENGTH, seed=1
-    ).collect()
+    data = make_data(
+        partial(helped, source=lambda observation: [MARK, 0.0] if observation[0] == 3 else None)
+    )
+    rollout = collected(data.new_env(), LENGTH)
     for mode, counted in {"step": [4, 5, 6], "trajectory": []}.items():
         module = make_ppo(data, algorithm=GRPO, group_size=2, mode=mode)
         mask = module.add_advantages(rollout)
@@ -456,34 +428,22 @@ def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_
     data.close()
 
 
-# --- resuming ---
-
-
 HELPED = {
-    "in turn": partial(helped, source=Person(0.5, 9)),
-    "in workers": partial(helped, source=Person(0.5, 9), vectorization="async"),
-    "in chunks": partial(ActionChunk, env=partial(helped, source=Person(0.5, 9)), chunk_size=2),
+    "in turn": (OFTEN_HELPED, {}),
+    "in workers": (partial(OFTEN_HELPED, vectorization="async"), TWO_ENVS),
+    "in chunks": (partial(ActionChunk, env=OFTEN_HELPED, chunk_size=2), {"total_env_steps": 640}),
 }
 
 
 @pytest.mark.parametrize("how", HELPED)
 def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
-    data = TWO_ENVS if how == "in workers" else {"total_env_steps": 640 if "chunks" in how else 384}
-    run = {"env": HELPED[how], "data": data}
-    assert_resumes(tmp_path, 3, **run)
+    env, data = HELPED[how]
+    assert_resumes(tmp_path, 3, env=env, data=data)
 
 
 def test_so_does_one_that_learns_off_policy(tmp_path):
-    run = {
-        "env": partial(helped, source=Person(0.5, 9)),
-        "data": {
-            "replay": partial(ReplayBuffer, capacity=60),
-            "num_envs": 2,
-            "total_env_steps": 192,
-        },
-        "model": {"algorithm": SAC},
-    }
-    assert_resumes(tmp_path, 3, **run)
+    data = TWO_ENVS | {"replay": partial(ReplayBuffer, capacity=60)}
+    assert_resumes(tmp_path, 3, env=OFTEN_HELPED, data=data, model={"algorithm": SAC})
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
@@ -524,9 +484,6 @@ def test_with_other_wrappers_episodes_restart():
         other.load_state_dict(one.state_dict())
 
 
-# --- evaluation and charts ---
-
-
 def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
     opened = []
     once = variant(
@@ -534,11 +491,8 @@ def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
         open=lambda source, env: opened.append(threading.current_thread().name),
         __deepcopy__=lambda source, memo: type(source)(source.chance, source.most),
     )
-    module, *_ = train(
-        tmp_path,
-        env=partial(helped, source=once(0.9), fps=1e6),
-        data={"num_envs": 1, "buffer_size": 64},
-    )
+    env = partial(helped, source=once(0.9), fps=1e6)
+    module, *_ = train(tmp_path, env=env, data={"num_envs": 1, "buffer_size": 64})
     assert len(opened) == 1, "that of the training alone"
     assert module.evaluation["intervened_steps"] == 0
     charts = scalars(tmp_path)
@@ -582,9 +536,6 @@ def test_the_charts_say_how_often_how_long_and_with_what_success():
     env.close()
 
 
-# --- time ---
-
-
 def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
     now, slept = [100.0], []
 
@@ -593,9 +544,8 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
         now[0] += seconds
 
     monkeypatch.setattr(
-        "lightning_rl.extensions.teleoperation.intervention.time.perf_counter", lambda: now[0]
+        intervention, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep)
     )
-    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time.sleep", sleep)
     pace = Pace(10)
     pace.wait()
     for worked in (0.03, 0.0, 0.25, 0.04):
@@ -610,9 +560,8 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
 
 def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
     env = helped(1, Person(), fps=50)
-    collector = make_collector(
-        AsyncCollector, env, policy_for(env), 12, 1, max_staleness=4, timeout_s=20
-    )
+    lag = {"max_staleness": 4, "timeout_s": 20}
+    collector = make_collector(AsyncCollector, env, policy_for(env), 12, 1, **lag)
     collector.collect()
     collector.policy.version += 1
     collector.publish()  # rollouts begin to run beside the learner

@@ -9,6 +9,7 @@ from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Posit
 from lightning_rl.extensions.tasks.drawing import Canvas
 from tests.helpers import assert_same
 from tests.messages import refused
+from tests.probes import ValueProbe
 
 TASKS = [CartPole, PushCube, PointMass]
 
@@ -34,9 +35,6 @@ def rows(tree, index):
     if isinstance(tree, list):
         return [rows(value, index) for value in tree]
     return tree[index]
-
-
-# --- seeds ---
 
 
 @pytest.mark.parametrize("make", TASKS)
@@ -74,9 +72,6 @@ def test_a_task_goes_on_exactly_from_the_middle_of_an_episode(make, tmp_path):
     other.reset(seed=99)
     assert torch.equal(other.load_state_dict(torch.load(tmp_path / "env.pt")), last)
     assert_same(play(other, actions[13:]), play(env, actions[13:]))
-
-
-# --- endings ---
 
 
 @pytest.mark.parametrize("make", TASKS)
@@ -143,9 +138,6 @@ def test_the_cart_pole_succeeds_at_its_last_step_alone():
         assert success.tolist() == [step == 3, False, False]
 
 
-# --- reward terms ---
-
-
 def everything_happens(make, weights):
     """Play so that every term is other than 0 somewhere; return the steps."""
     env = make(64, rewards=weights)
@@ -196,7 +188,7 @@ def test_the_terms_of_push_cube_by_definition():
     env.state["pusher"][:32] = env.state["cube"][:32] - torch.tensor([0.08, 0.03])
     before = env.observe(env.state).double().numpy()
     action = noise(1, 64)[0]
-    _, _, _, _, info = env.step(action)
+    info = env.step(action)[4]
     after = info["final_obs"].double().numpy()
 
     def distances(o):
@@ -259,9 +251,6 @@ def test_the_terms_of_point_mass_by_definition():
     length += np.linalg.norm(y - x, axis=1)
     found = later["metrics"]["path_length"].numpy()
     np.testing.assert_allclose(found[goes_on], length[goes_on], atol=1e-6)
-
-
-# --- action terms ---
 
 
 @pytest.mark.parametrize(
@@ -371,9 +360,6 @@ def test_settings_that_make_no_sense_are_refused(make, message):
         make()
 
 
-# --- pictures ---
-
-
 @pytest.mark.parametrize("make", TASKS)
 def test_pictures_show_what_moved(make):
     env = make(5)
@@ -406,7 +392,6 @@ def test_the_cube_is_drawn_where_it_is():
 
 def test_areas_and_edges_of_shapes():
     """The coverage of all pixels sums to the area of the shape."""
-    canvas = Canvas(3, 100, 160, extent=(1.6, 1.0), background=(0.0, 0.0, 0.0))
     centre = torch.tensor([[0.0, 0.0], [0.1, -0.13], [-0.2, 0.2]])
     white, angle = (1.0, 1.0, 1.0), torch.tensor([0.0, 0.3, 1.2])
     areas = {}
@@ -432,7 +417,5 @@ def test_areas_and_edges_of_shapes():
 
 
 def test_an_env_without_pictures_says_so():
-    from tests.probes import ValueProbe
-
     with refused(names=("ValueProbe", "render(rows)")):
         ValueProbe(2).render([0])

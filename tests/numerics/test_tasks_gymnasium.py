@@ -1,6 +1,6 @@
 """The tasks as Gymnasium's envs, and from a configuration."""
 
-import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,7 @@ from lightning_rl import CartPole, PointMass, PushCube
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.extensions.tasks.gymnasium_tasks import GymnasiumTask
 from tests.messages import refused
 
 TASKS = {"CartPole": CartPole, "PushCube": PushCube, "PointMass": PointMass}
@@ -136,47 +137,25 @@ def test_a_single_env_goes_on_exactly_by_replay():
 
 
 def test_an_unknown_render_mode_is_refused():
-    from lightning_rl.extensions.tasks.gymnasium_tasks import GymnasiumTask
-
     with refused(names=("render_mode", "rgb_array", "'x'")):
         GymnasiumTask("PushCube", render_mode="x")
 
 
-# --- from a configuration ---
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    content = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
-    content["data"] |= {"num_envs": 4, "buffer_size": 16, "total_env_steps": 128}
-    content["data"] |= {"num_eval_episodes": 2, "iterations_per_epoch": 1}
-    content["model"]["init_args"]["batch_size"] = 32
-
-    def write(env):
-        (tmp_path / "task.yaml").write_text(
-            yaml.safe_dump(content | {"data": content["data"] | {"env": env}})
-        )
-        return tmp_path
-
-    return write
-
-
-def env_of(directory):
-    saved = yaml.safe_load(next(directory.rglob("config.yaml")).read_text())
-    return saved["data"]["env"]
-
-
-def test_terms_come_from_yaml(config, capsys):
+def test_terms_come_from_yaml(own_directory):
     settings = {
         "action": {"class_path": "Velocity", "init_args": {"scale": 0.2, "clip": 1.0}},
         "rewards": {"goal_progress": 5.0, "step": 0},
         "max_episode_steps": 7,
     }
-    directory = config({"class_path": "PushCube", "init_args": settings})
+    content = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    content["data"] |= {"num_envs": 4, "buffer_size": 16, "total_env_steps": 128}
+    content["data"] |= {"num_eval_episodes": 2, "iterations_per_epoch": 1}
+    content["data"]["env"] = {"class_path": "PushCube", "init_args": settings}
+    content["model"]["init_args"]["batch_size"] = 32
+    Path("task.yaml").write_text(yaml.safe_dump(content))
     run(["fit", "--config", "task.yaml"])
-    saved = env_of(directory)["init_args"]
+    config = next(Path("outputs").rglob("config.yaml"))
+    saved = yaml.safe_load(config.read_text())["data"]["env"]["init_args"]
     assert saved["action"]["init_args"] == {"scale": 0.2, "clip": 1.0, "drives": None}
     assert saved["action"]["class_path"].endswith("Velocity")
     assert saved["rewards"] == {"goal_progress": 5.0, "step": 0}

@@ -9,8 +9,6 @@ from lightning_rl.extensions.managers.actions import DeltaPosition, Force
 from lightning_rl.extensions.tasks.cart_pole import accelerate
 from lightning_rl.extensions.tasks.push_cube import push
 
-# --- cart and pole ---
-
 M, m, l, g = 1.0, 0.1, 0.5, 9.81  # noqa: E741
 
 
@@ -107,9 +105,6 @@ def test_the_pole_is_balanced_by_a_linear_law():
     assert returns.min() > 490
 
 
-# --- pusher and cube ---
-
-
 def gap(pusher, cube):
     """From the pusher's centre to the cube (m)."""
     offset = (pusher - cube).abs().double() - 0.05
@@ -163,9 +158,6 @@ def test_a_face_that_is_pushed(move, moved):
     assert swapped.flip(1)[0].tolist() == pytest.approx(moved, abs=1e-6)
 
 
-# --- starts ---
-
-
 def test_starts_of_push_cube_are_in_their_ranges_and_free():
     env = PushCube(4096)
     env.reset(seed=0)
@@ -212,9 +204,6 @@ def test_starts_of_cart_pole_are_in_their_ranges():
     assert low.tolist() == pytest.approx([-0.05, -0.03], rel=0.01)
     assert high.tolist() == pytest.approx([0.05, 0.03], rel=0.01)
     assert not env.state["velocity"].any()
-
-
-# --- solved by hand ---
 
 
 def first_results(env, act, steps=100):

@@ -19,39 +19,37 @@ from lightning_rl import (
     BehaviorCloning,
     DatasetCollector,
     ReplayBuffer,
-    TorchEnv,
 )
+from lightning_rl.cli.app import run
 from lightning_rl.extensions.algorithms.teacher import MixedActor, Teacher
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
+from tests.envs import ScriptedTask
 from tests.helpers import assert_same, fit_in, last, load, make_data, scalars, uncompiled_traces
 from tests.messages import assert_names, refused
-from tests.variants import variant
+from tests.variants import after, variant
 
 PLACE, WIND = Box(-np.inf, np.inf, (1,)), Box(-1, 1, (1,))
 SPACE, ACTION = Dict({"place": PLACE, "wind": WIND}), Box(-5.0, 5.0, (1,))
 STEPS = 20
 
 
-class Windy(TorchEnv):
+class Windy(ScriptedTask):
     """Stay at 0 in a wind that only the teacher feels. Where the teacher has been nobody sees which wind there is."""
 
-    start_size = 1
-
     def __init__(self, num_envs):
-        super().__init__(num_envs, SPACE, ACTION, STEPS)
+        spaces = {"observation_space": SPACE, "action_space": ACTION}
+        super().__init__(num_envs, start, move, observe=TensorDict.copy, steps=STEPS, **spaces)
 
-    def initial_state(self, uniform):
-        wind = torch.where(uniform < 0.5, -0.3, 0.3)
-        return TensorDict({"place": torch.zeros_like(wind), "wind": wind}, [len(uniform)])
 
-    def observe(self, state):
-        return state.clone(recurse=False)
+def start(uniform):
+    wind = torch.where(uniform < 0.5, -0.3, 0.3)
+    return {"place": torch.zeros_like(wind), "wind": wind}
 
-    def transition(self, state, action):
-        place = state["place"] + 0.5 * action.clamp(-5, 5) + state["wind"]
-        moved = TensorDict({"place": place, "wind": state["wind"]}, state.batch_size)
-        return moved, -place[:, 0].abs(), torch.zeros_like(place[:, 0], dtype=torch.bool), {}
+
+def move(env, state, action):
+    place = state["place"] + 0.5 * action.clamp(-5, 5) + state["wind"]
+    return {"place": place}, -place[:, 0].abs()
 
 
 def knows(observation):
@@ -61,15 +59,11 @@ def knows(observation):
 
 def saved(directory, weight=None, **settings):
     """A checkpoint of a policy with these weights, of a run of PPO that moved nothing."""
-    data = make_data(Windy, total_env_steps=64, num_eval_episodes=1)
-    policy = ActorCritic(
-        data.observation_space, data.action_space, (), rescale_action=False, **settings
-    )
+    policy = ActorCritic(SPACE, ACTION, (), rescale_action=False, **settings)
     if weight is not None:
-        with torch.no_grad():
-            policy.actor[0].weight.copy_(torch.tensor([weight]))
+        policy.actor[0].weight.data.copy_(torch.tensor([weight]))
     model = PPO(policy, learning_rate=1e-30, batch_size=64)
-    fit_in(directory, model, data)
+    fit_in(directory, model, make_data(Windy, total_env_steps=64, num_eval_episodes=1))
     return str(directory)
 
 
@@ -86,28 +80,21 @@ def remembering(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("remembering") / "run", memory=partial(GRU, size=4))
 
 
-def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=None, **kwargs):
+def teach(
+    run_dir, teacher, algorithm=BehaviorCloning, *, iterations=6, data=None, trainer=None, **model
+):
     """Have the student of a teacher learn, without the key that it does not read."""
     torch.manual_seed(1)
-    module = make_data(
-        Windy,
-        **{"num_envs": 8, "buffer_size": STEPS, "total_env_steps": iterations * 8 * STEPS}
-        | {"iterations_per_epoch": 3, "seed": 3}
-        | (data or {}),
-    )
-    policy = ActorOnly(
-        module.observation_space,
-        module.action_space,
-        (32,),
-        actor_keys=["place"],
-        ignore_keys=["wind"],
-        log_std_init=-1,
-        memory=kwargs.pop("memory", None),
-    )
-    settings = {"learning_rate": 3e-3, "batch_size": 40, "n_epochs": 4} | kwargs
-    model = BehaviorCloning(policy, teacher=teacher, **settings)
-    fit_in(run_dir, model, module, ckpt_path=ckpt_path, **(trainer or {}))
-    return model
+    own = {"num_envs": 8, "buffer_size": STEPS, "iterations_per_epoch": 3, "seed": 3}
+    own |= {"total_env_steps": iterations * 8 * STEPS}
+    keys = {"actor_keys": ["place"], "ignore_keys": ["wind"]}
+    memory = model.pop("memory", None)
+    policy = ActorOnly(SPACE, ACTION, (32,), log_std_init=-1, memory=memory, **keys)
+    settings = {"learning_rate": 3e-3, "batch_size": 40, "n_epochs": 4} | model
+    module = algorithm(policy, teacher=teacher, **settings)
+    data = make_data(Windy, **own | (data or {}))
+    fit_in(run_dir, module, data, **(trainer or {}))
+    return module
 
 
 def test_where_the_student_goes_it_learns_what_it_cannot_learn_where_the_teacher_goes(
@@ -124,25 +111,23 @@ def test_where_the_student_goes_it_learns_what_it_cannot_learn_where_the_teacher
 REPLAY = partial(ReplayBuffer, capacity=5 * 8 * STEPS)
 
 
-class Spy(BehaviorCloning):
-    """Keeps what it was given and what it learns from."""
-
-    def labelled(self, rollout, teacher):
-        self.done, self.learnt = rollout, super().labelled(rollout, teacher)
-        self.rollouts = [*getattr(self, "rollouts", []), self.learnt.clone()]
-        # As an env that clips: what is executed is no label.
-        return self.learnt.set("executed_action", torch.zeros_like(self.learnt["action"]))
-
-    def _replayed(self, rollout):
-        self.drawn = []
-        for minibatch in super()._replayed(rollout):
-            self.drawn.append(minibatch)
-            yield minibatch
+def keep_labels(module, learnt, rollout, teacher):
+    module.done, module.learnt = rollout, learnt
+    module.rollouts = [*getattr(module, "rollouts", []), learnt.clone()]
+    # As an env that clips: what is executed is no label.
+    learnt["executed_action"] = torch.zeros_like(learnt["action"])
 
 
-def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
-    model = teach(tmp_path, teacher)
+def keep_drawn(module, minibatches, rollout):
+    module.drawn = list(minibatches)
+    return module.drawn
+
+
+SPY = after(BehaviorCloning, labelled=keep_labels, _replayed=keep_drawn)
+
+
+def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path):
+    model = teach(tmp_path, teacher, SPY)
     learnt = model.learnt[:, :-1]
     observation, told = learnt["observation"], learnt["action"]
     torch.testing.assert_close(told, knows(observation).clamp(-5, 5))
@@ -152,9 +137,9 @@ def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path, mo
         assert torch.equal(learnt[name].flatten(0, 1), value), "what belongs to an action follows"
 
 
-def test_of_a_replay_the_labels_of_the_last_rollouts_are_learnt(teacher, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
-    model = teach(tmp_path, teacher, data={"replay": partial(ReplayBuffer, capacity=2 * 8 * STEPS)})
+def test_of_a_replay_the_labels_of_the_last_rollouts_are_learnt(teacher, tmp_path):
+    data = {"replay": partial(ReplayBuffer, capacity=2 * 8 * STEPS)}
+    model = teach(tmp_path, teacher, SPY, data=data)
     assert len(model.drawn) == 4 * 8 * STEPS // 40, "as many as passes over the rollout have"
     drawn = torch.cat([one["observation", "place"] for one in model.drawn]).flatten()
     told = torch.cat([one["action"] for one in model.drawn])
@@ -181,12 +166,9 @@ def test_each_row_is_told_by_the_teacher_that_the_observation_names():
             Teacher(policies, ActorOnly(space, ACTION), key=key)
 
 
-def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(
-    remembering, tmp_path, monkeypatch
-):
+def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(remembering, tmp_path):
     """Episodes of 20 steps in rollouts of 15: a memory lasts over rollouts, and ends with its episode."""
-    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
-    model = teach(tmp_path, remembering, data={"buffer_size": 15}, iterations=4)
+    model = teach(tmp_path, remembering, SPY, data={"buffer_size": 15}, iterations=4)
     (policy,) = model._teacher.policies
     seen = torch.cat([one["observation"][:, :-1] for one in model.rollouts], 1)
     done = torch.cat([one["done"][:, :-1] for one in model.rollouts], 1)
@@ -202,7 +184,7 @@ def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(
 
 
 @torch.no_grad()
-def mixed(share, seed=5):
+def mixed(share):
     """The actions of one rollout [T, N, 1], with what either of both would have done."""
     policy = ActorOnly(SPACE, ACTION, (8,), rescale_action=False)
     expert = ActorCritic(SPACE, ACTION, (8,), rescale_action=False)
@@ -211,9 +193,8 @@ def mixed(share, seed=5):
     alone = rollout.clone()
     teacher = Teacher([expert], policy)
     actor = MixedActor(StepwiseActor(policy, rollout), teacher, share, rollout)
-    generator = torch.Generator().manual_seed(seed)
-    actor.begin(generator)
-    again = torch.Generator().manual_seed(seed)
+    actor.begin(torch.Generator().manual_seed(5))
+    again = torch.Generator().manual_seed(5)
     own = StepwiseActor(policy, alone)
     own.begin(again)
     taken = []
@@ -266,7 +247,9 @@ def test_stopped_while_both_act_it_ends_as_uninterrupted(way, teacher, rememberi
     with uncompiled_traces():
         teach(tmp_path / "whole", teacher, **settings)
         teach(tmp_path / "parts", teacher, trainer={"max_epochs": 1}, **settings)
-        teach(tmp_path / "parts", teacher, ckpt_path=last(tmp_path / "parts"), **settings)
+        teach(
+            tmp_path / "parts", teacher, trainer={"ckpt_path": last(tmp_path / "parts")}, **settings
+        )
     whole, parts = (load(last(tmp_path / name)) for name in ("whole", "parts"))
     for key in ("state_dict", "optimizer_states", "lightning_rl"):
         assert_same(whole[key], parts[key], key)
@@ -283,8 +266,6 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(teache
 def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
     teacher, tmp_path, monkeypatch, capsys
 ):
-    from lightning_rl.cli.app import run
-
     monkeypatch.chdir(tmp_path)
     Path("windy.py").write_text("from tests.numerics.test_teacher import Windy\n")
     Path("teacher.ckpt").write_bytes(last(teacher).read_bytes())
@@ -310,12 +291,16 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
 
 
 def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
+    def skip_the_dataset(collector, *args, **settings):
+        super(DatasetCollector, collector).__init__(*args, **settings)
+
+    nothing = variant(DatasetCollector, "DatasetCollector", __init__=skip_the_dataset)
     with refused(names=("teacher_env_steps", "5", "teacher: PATH")):
         teach(tmp_path / "a", None, teacher_env_steps=5)
     with refused(names=("data.replay", "ReplayBuffer", "BehaviorCloning", "uses_replay")):
-        teach(tmp_path / "e", None, data={"collector": NOTHING, "replay": REPLAY})
+        teach(tmp_path / "e", None, data={"collector": nothing, "replay": REPLAY})
     with refused(names=("teacher", "DatasetCollector", "data.collector: SyncCollector")):
-        teach(tmp_path / "b", teacher, data={"collector": NOTHING})
+        teach(tmp_path / "b", teacher, data={"collector": nothing})
     with refused(names=("BehaviorCloning", "SyncCollector", "model.teacher")):
         teach(tmp_path / "c", None)
     monkeypatch.setattr(ActorOnly, "replay_action_space", WIND)
@@ -323,14 +308,6 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
         teach(tmp_path / "f", teacher, data={"replay": REPLAY})
     with refused(names=("nowhere", ".ckpt")):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
-
-
-def skip_the_dataset(collector, *args, **settings):
-    super(DatasetCollector, collector).__init__(*args, **settings)
-
-
-NOTHING = variant(DatasetCollector, "DatasetCollector", __init__=skip_the_dataset)
-"""Stands for demonstrations, of which there are none here."""
 
 
 MISFITS = {

@@ -15,7 +15,7 @@ from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
 from tests.messages import refused
-from tests.variants import after, before, variant
+from tests.variants import before, variant
 
 LIMIT, EDGE = 5, 2.0
 
@@ -28,10 +28,10 @@ class Simulator:
 
     single_action_space = Box(-1.0, 1.0, (1,), np.float32)
     device = "cpu"
+    unwrapped = property(lambda self: self)
 
     def __init__(self, num_envs, **metadata):
-        self.num_envs, self.unwrapped = num_envs, self
-        self.metadata = {"render_fps": 60, **metadata}
+        self.num_envs, self.metadata = num_envs, {"render_fps": 60, **metadata}
         self.place, self.elapsed = torch.zeros(2, num_envs)
         self.seeds = []
 
@@ -92,14 +92,6 @@ class ManiSkillLike(Simulator, gymnasium.vector.VectorEnv):
         super().__init__(num_envs)
         self.spec = gymnasium.envs.registration.EnvSpec("X-v0", max_episode_steps=LIMIT)
 
-    @property
-    def unwrapped(self):
-        return self
-
-    @unwrapped.setter
-    def unwrapped(self, value):
-        pass
-
     def step(self, action):
         terminated, truncated = self.move(action)
         seen, reward = self.observed(), self.place.clone()
@@ -113,9 +105,6 @@ class ManiSkillLike(Simulator, gymnasium.vector.VectorEnv):
             info |= {"final_observation": final, "_final_observation": done}
             info |= {"final_info": before, "_final_info": done}
         return seen, reward, terminated, truncated, info
-
-
-MANUAL = variant(ManiSkillLike, "Manual", auto_reset=False)
 
 
 class Late(Simulator):
@@ -141,7 +130,7 @@ class Late(Simulator):
         return self.observed(), reward, terminated | late, truncated, info
 
 
-def collected(make, steps=12, actions=None, **settings):
+def collected(make, steps=12, **settings):
     """A rollout [3, T+1] of a fixed series of actions."""
     env = TensorSimulator(3, make, **settings)
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
@@ -152,7 +141,7 @@ def collected(make, steps=12, actions=None, **settings):
 
 KINDS = {
     "ManiSkill": (ManiSkillLike, {"seeds": "each"}),
-    "ManiSkill, reset by us": (MANUAL, {"resets": "by_index"}),
+    "ManiSkill, reset by us": (variant(ManiSkillLike, auto_reset=False), {"resets": "by_index"}),
     "Isaac": (IsaacLike, {"missing_final": "last_observation"}),
 }
 
@@ -190,16 +179,6 @@ def late(num_envs):
     return TensorSimulator(num_envs, Late, resets="a_step_late")
 
 
-def without_late_steps(rollout):
-    """The steps of each row that were steps, as one that resets in time would have them."""
-    kept = ~rollout["padding"][:, :-1]
-    return [
-        {key: rollout[key][row, :-1][kept[row]] for key in ("action", "reward", "done")}
-        | {"place": rollout["observation", "policy"][row, :-1][kept[row]]}
-        for row in range(len(rollout))
-    ]
-
-
 def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
     rollout, _ = collected(Late, steps=24, resets="a_step_late")
     padding = rollout["padding"][:, :-1]
@@ -208,44 +187,32 @@ def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
     assert not padding[:, 0].any()
     assert not done[padding].any()
     assert (rollout["reward"][:, :-1][padding] == 0).all()
-    for row, steps in enumerate(without_late_steps(rollout)):
-        moved = steps["place"][:, 0] + steps["action"][:, 0]
+    for row, begin in enumerate((-1.0, 0.0, 1.0)):
+        steps = rollout[row, :-1][~padding[row]]  # as one that resets in time would have them
+        place = steps["observation", "policy"][:, 0]
+        moved = place + steps["action"][:, 0]
         torch.testing.assert_close(steps["reward"], moved)
-        begins = torch.linspace(-1, 1, 3)[row].expand_as(moved)
-        following = torch.where(steps["done"], begins, moved)
-        torch.testing.assert_close(steps["place"][1:, 0], following[:-1])
+        following = torch.where(steps["done"], begin, moved)
+        torch.testing.assert_close(place[1:], following[:-1])
     rows, at = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     final = final_observations(rollout, rows, at)["policy"]
     torch.testing.assert_close(final, rollout["reward"][rows, at][:, None])
 
 
-def keeps_minibatches():
-    """Make a PPO that keeps what it has learnt from."""
-
-    def begin(module, rollout, batch_idx):
-        module.rollout, module.learnt = rollout, []
-
-    def note(module, minibatches, *args):
-        minibatches = list(minibatches)
-        module.learnt += map(len, minibatches)
-        return minibatches
-
-    return after(before(PPO, training_step=begin), minibatches=note)
-
-
 def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
-    settings = {
-        "algorithm": keeps_minibatches(),
-        "normalize_reward": True,
-        "normalize_advantage": "rollout",
-    }
-    settings |= {"n_epochs": 1, "batch_size": 8}
+    def keep(module, rollout, batch_idx):
+        module.rollout, module.learnt = rollout, 0
+
+    def count(module, minibatch):
+        module.learnt += len(minibatch)
+
+    settings = {"algorithm": before(PPO, training_step=keep, loss=count), "normalize_reward": True}
+    settings |= {"normalize_advantage": "rollout", "n_epochs": 1, "batch_size": 8}
     policy = {"normalize_observation": True, "actor_keys": ["critic"], "ignore_keys": ["policy"]}
     module, *_ = train(tmp_path, env=late, policy=policy, model=settings)
     padding = module.rollout["padding"][:, :-1]
-    learnt = sum(module.learnt)
     assert padding.any()
-    assert learnt == int((~padding).sum()), "each other step once"
+    assert module.learnt == int((~padding).sum()), "each other step once"
     assert module.env_steps == int(module.policy.normalizer.count)
     assert int(module.reward_normalizer.count) == module.env_steps
     advantage = module.rollout["advantage"][:, :-1][~padding]
@@ -295,22 +262,20 @@ def test_a_reset_takes_one_seed_or_one_of_each():
 
 
 def another_mode(num_envs):
-    env = variant(ManiSkillLike, "Mode")(num_envs)
+    env = ManiSkillLike(num_envs)
     env.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
     return env
 
 
-OWN_BOX = SimpleNamespace(shape=(1,), low=-2.0, high=torch.tensor([2.0]))
-"""A space of another library, as mjlab's; bounds are numbers or tensors."""
-
-
-def said_elsewhere(simulator, info):
-    return {"rewards": {"place": simulator.place.clone()}, "fail": simulator.place > EDGE}
-
-
 def test_a_space_of_another_library_and_reports_from_elsewhere_are_taken():
-    settings = {"missing_final": "last_observation", "report": said_elsewhere}
-    env = TensorSimulator(3, variant(IsaacLike, single_action_space=OWN_BOX), **settings)
+    """As mjlab's: bounds are numbers or tensors."""
+
+    def report(simulator, info):
+        return {"rewards": {"place": simulator.place.clone()}, "fail": simulator.place > EDGE}
+
+    box = SimpleNamespace(shape=(1,), low=-2.0, high=torch.tensor([2.0]))
+    settings = {"missing_final": "last_observation", "report": report}
+    env = TensorSimulator(3, variant(IsaacLike, single_action_space=box), **settings)
     assert env.single_action_space == Box(-2.0, 2.0, (1,), np.float32)
     env.reset()
     *_, info = env.step(torch.full((3, 1), 0.5))
@@ -322,21 +287,13 @@ def shift(env, by):
     env.simulator.place[env.rows] += by
 
 
-def write_down(env):
-    env.simulator.seen.append(env.rows.nonzero().flatten().tolist())
-
-
 def test_events_change_the_simulator_at_the_start_after_resets_and_at_intervals():
     env = TensorSimulator(3, ManiSkillLike, seeds="each")
-    env.simulator.seen = []
+    seen_rows = []
+    write_down = lambda env: seen_rows.append(env.rows.nonzero().flatten().tolist())  # noqa: E731
     every = Event(write_down, mode="interval", every_s=(2 / 60, 2 / 60))
-    env.add_events(
-        {
-            "once": Event(shift, {"by": 0.5}, mode="startup"),
-            "each": Event(shift, {"by": -0.25}, mode="reset"),
-            "every": every,
-        }
-    )
+    once, each = Event(shift, {"by": 0.5}, mode="startup"), Event(shift, {"by": -0.25})
+    env.add_events({"once": once, "each": each, "every": every})
     env.reset(seed=1)
     assert env.simulator.place.tolist() == [-0.75, 0.25, 1.25]
     env.reset(seed=1)
@@ -344,7 +301,7 @@ def test_events_change_the_simulator_at_the_start_after_resets_and_at_intervals(
     stay = torch.zeros(3, 1)
     for _ in range(4):
         env.step(stay)
-    assert env.simulator.seen == [[0, 1, 2]]  # two steps after the reset
+    assert seen_rows == [[0, 1, 2]]  # two steps after the reset
     seen, *_, info = env.step(stay)  # the time is over, and the next episode begins
     assert seen["policy"].flatten().tolist() == [-1.0, 0.0, 1.0]  # before the event
     assert env.simulator.place.tolist() == [-1.25, -0.25, 0.75]

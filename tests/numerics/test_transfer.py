@@ -66,30 +66,25 @@ phases: [0.0, 1.5]
 SIZE = 2 + 3 + 3 + 2 + 2 + 1 + 2 + 2
 
 
-def write_graph(path, rows=1, fixed=False, metadata=None, inputs=1):
-    """Write a graph [rows, SIZE] -> [rows, 2]: a product; `fixed` counts the rows inside."""
+def write_graph(path, fixed=False, metadata=None, **more_inputs):
+    """Write a graph [1, SIZE] -> [1, 2]: a product; `fixed` counts the rows inside."""
     weight = np.random.default_rng(1).normal(size=(SIZE, 2)).astype(np.float32) * 0.1
+    shape = np.array([1 if fixed else -1, 2], np.int64)
     nodes = [onnx.helper.make_node("MatMul", ["obs", "weight"], ["product"])]
     nodes.append(onnx.helper.make_node("Reshape", ["product", "shape"], ["action"]))
-    shape = np.array([1 if fixed else -1, 2], np.int64)
-    kind = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        nodes,
-        "policy",
+    inputs, outputs = (
         [
-            onnx.helper.make_tensor_value_info(name, kind, [rows, size])
-            for name, size in (("obs", SIZE), ("time_step", 1))[:inputs]
-        ],
-        [onnx.helper.make_tensor_value_info("action", kind, [rows, 2])],
-        [
-            onnx.numpy_helper.from_array(weight, "weight"),
-            onnx.numpy_helper.from_array(shape, "shape"),
-        ],
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, size])
+            for name, size in sizes.items()
+        ]
+        for sizes in ({"obs": SIZE} | more_inputs, {"action": 2})
     )
+    constants = {"weight": weight, "shape": shape}
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "policy", inputs, outputs, constants)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     model.ir_version = 9
-    for key, value in (metadata or {}).items():
-        model.metadata_props.add(key=key, value=value)
+    onnx.helper.set_model_props(model, metadata or {})
     onnx.save(model, str(path))
     return weight.astype(np.float64)
 
@@ -186,16 +181,14 @@ def test_a_wrong_layout_is_refused(files, tmp_path, change, names):
         policy(env, layout="wrong.yaml")
 
 
-REFUSED = (("dance", ("time_step",)), ("text", ()), ("none", ()), ("outside", ("weight",)))
-
-
 def test_a_graph_of_two_inputs_and_a_file_that_is_none_are_refused(files, tmp_path):
-    write_graph(tmp_path / "dance.onnx", inputs=2)
+    write_graph(tmp_path / "dance.onnx", time_step=1)
     outside = onnx.load("policy.onnx")
     save = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
     onnx.save(outside, "outside.onnx", **save)
     (tmp_path / "text.onnx").write_text("no graph")
-    for name, words in REFUSED:
+    named = {"dance": ("time_step",), "text": (), "none": (), "outside": ("weight",)}
+    for name, words in named.items():
         with refused(names=(f"{name}.onnx", *words)):
             policy(robot(1), f"{name}.onnx")
 
@@ -246,8 +239,20 @@ def train(name, model, *options, **data):
     return load(last(Path(name)))["state_dict"]
 
 
-def test_a_run_without_training_has_a_checkpoint_that_acts_alike_while_the_file_stays(files):
+def sac_of(**correction):
+    """SAC of a correction of a policy."""
+    policy = {"class_path": "ResidualActorCritic", "init_args": correction}
+    settings = {"batch_size": 8, "random_env_steps": 0, "updates_per_env_step": 0.25}
+    return {"class_path": "SAC", "init_args": settings | {"policy": policy}}
+
+
+def train_nothing():
+    """Leave a checkpoint of the policy in the file, named `fixed`."""
     train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+
+
+def test_a_run_without_training_has_a_checkpoint_that_acts_alike_while_the_file_stays(files):
+    train_nothing()
     env = robot(2)
     observation, _ = env.reset(seed=0)
     original = policy(env)
@@ -262,46 +267,31 @@ def test_a_run_without_training_has_a_checkpoint_that_acts_alike_while_the_file_
         load_policy("fixed")
 
 
-BACKGROUND = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
-
-
-VELOCITY = {"velocity": {"term": "lightning_rl.extensions.mujoco.quadruped.torso_velocity"}}
-
-
 @pytest.mark.parametrize("source", ["base", "checkpoint", "critic_reads_velocity"])
 def test_a_correction_of_it_is_trained_resumed_and_collected_in_the_background(
     files, source, monkeypatch
 ):
     base = {"base": ONNX}
     if source == "critic_reads_velocity":
-        settings = ENV["init_args"] | {"observations": {"critic": VELOCITY}}
+        velocity = {"term": "lightning_rl.extensions.mujoco.quadruped.torso_velocity"}
+        settings = ENV["init_args"] | {"observations": {"critic": {"velocity": velocity}}}
         monkeypatch.setitem(DATA, "env", ENV | {"init_args": settings})
         base = {"base": ONNX | {"init_args": ONNX["init_args"] | {"key": "policy"}}}
         base |= {"actor_keys": ["policy"], "critic_keys": ["policy", "critic"]}
     if source == "checkpoint":
-        train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+        train_nothing()
         base = {"checkpoint": "fixed"}
-    residual = {"class_path": "ResidualActorCritic", "init_args": base | {"hidden_sizes": [8]}}
-    settings = {"policy": residual, "batch_size": 8, "random_env_steps": 0}
-    sac = {"class_path": "SAC", "init_args": settings | {"updates_per_env_step": 0.25}}
-    whole = train("whole", sac, replay="ReplayBuffer", total_env_steps=64)
-    train("half", sac, "--trainer.max_steps", "2", replay="ReplayBuffer", total_env_steps=64)
+    sac, data = sac_of(**base, hidden_sizes=[8]), {"replay": "ReplayBuffer", "total_env_steps": 64}
+    whole = train("whole", sac, **data)
+    train("half", sac, "--trainer.max_steps", "2", **data)
     run(["fit", "--ckpt_path", "half", "--trainer.max_steps", "-1"])
     assert_same(load(last(Path("half")))["state_dict"], whole)
-    background = train(
-        "async", sac, replay="ReplayBuffer", total_env_steps=64, collector=BACKGROUND
-    )
-    assert_same(background, whole)
+    background = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
+    assert_same(train("async", sac, **data, collector=background), whole)
 
 
 def test_a_compiled_update_of_a_correction_follows_the_eager_one(files, traced_only):
-    residual = {
-        "class_path": "ResidualActorCritic",
-        "init_args": {"base": ONNX, "hidden_sizes": [8]},
-    }
-    settings = {"policy": residual, "batch_size": 8, "random_env_steps": 0}
-    settings["updates_per_env_step"] = 0.25
-    sac = {"class_path": "SAC", "init_args": settings}
+    sac = sac_of(base=ONNX, hidden_sizes=[8])
     data = {"replay": "ReplayBuffer", "total_env_steps": 64}
     eager = train("eager", sac, "--model.compile", "false", **data)
     compiled = train("compiled", sac, "--model.compile", "true", **data)
@@ -329,7 +319,7 @@ def test_ppo_corrects_it_and_resumes_exactly_and_no_graph_is_exported(files, cap
 
 
 def test_a_student_clones_it_on_its_own_states_and_ppo_goes_on_from_there(files):
-    train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+    train_nothing()
     student = {"class_path": "ActorCritic", "init_args": {"hidden_sizes": [], "log_std_init": -3.0}}
     dagger = {"policy": student, "teacher": "fixed", "teacher_env_steps": 128, "batch_size": 16}
     dagger |= {"learning_rate": 0.003, "lr_schedule": "linear"}

@@ -26,13 +26,10 @@ from tests.numerics.test_transfer import (  # noqa: F401  # a fixture
     files,
     policy,
     robot,
+    sac_of,
     train,
+    train_nothing,
 )
-
-
-def world_gravity(env):
-    return torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3)
-
 
 FAULTS = {
     "joints": ("{right_hip: -0.2, left_hip: 0.1}", "{left_hip: 0.1, right_hip: -0.2}", "exchanged"),
@@ -57,7 +54,8 @@ FAULTS = {
 
 def a_trial(layout="robot.yaml", fault="", **settings):
     if fault == "gravity":
-        terms = terms_of(read_layout(layout)) | {"projected_gravity": Observation(world_gravity)}
+        down = Observation(lambda env: torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3))
+        terms = terms_of(read_layout(layout)) | {"projected_gravity": down}
         settings["observations"] = {"policy": terms}
     if fault == "delay":
         settings["delay"] = 2
@@ -173,14 +171,7 @@ def test_a_change_that_is_as_good_by_chance_is_no_cure(files, reward, end):  # n
     assert table([heavier, unchanged], base).splitlines()[-1] == end
 
 
-ROBOT = [
-    "--data.env",
-    "LeggedRobot",
-    "--data.env.model",
-    "robot.xml",
-    "--data.env.layout",
-    "robot.yaml",
-]
+ROBOT = ["--data.env=LeggedRobot", "--data.env.model=robot.xml", "--data.env.layout=robot.yaml"]
 
 
 def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  # noqa: F811
@@ -189,7 +180,7 @@ def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  #
     out = capsys.readouterr().out
     assert_names(out, "as it is", "delay", "Cure", "transfer.svg")
     assert "as it is" in Path("transfer.svg").read_text()
-    train("fixed", {"class_path": "FixedPolicy", "init_args": {"policy": ONNX}})
+    train_nothing()
     run(["transfer", "fixed", "--plot", "other.svg"])
     assert_names(capsys.readouterr().out, "as it is", "control_period")
     assert Path("other.svg").exists()
@@ -227,12 +218,8 @@ PAIR = """
 RANDOM = {"low": 2.0, "high": 2.0, "operation": "scale", "shared": True}
 FRICTION = {"term": "randomize", "params": {"name": "pair_friction"} | RANDOM, "mode": "reset"}
 MASS = {"term": "randomize", "params": {"name": "mass"} | RANDOM, "mode": "reset"}
-PUSHED = {
-    "term": "lightning_rl.extensions.mujoco.quadruped.push",
-    "params": {"speed": 0.5},
-    "mode": "interval",
-    "every_s": [0.04, 0.04],
-}
+PUSHED = {"term": "lightning_rl.extensions.mujoco.quadruped.push", "params": {"speed": 0.5}}
+PUSHED |= {"mode": "interval", "every_s": [0.04, 0.04]}
 
 
 def test_events_change_friction_of_pairs_masses_and_velocities(files, tmp_path):  # noqa: F811
@@ -266,8 +253,5 @@ def test_a_config_with_events_and_a_delay_trains(files):  # noqa: F811
     events = {"friction": FRICTION | {"params": {"name": "geom_friction"} | RANDOM}}
     settings = MODEL_AND_LAYOUT | {"delay": 1, "events": events | {"mass": MASS, "push": PUSHED}}
     env = {"class_path": "LeggedRobot", "init_args": settings}
-    residual = {"class_path": "ResidualActorCritic", "init_args": {"base": ONNX}}
-    sac = {"policy": residual, "batch_size": 8, "random_env_steps": 0}
-    model = {"class_path": "SAC", "init_args": sac | {"updates_per_env_step": 0.25}}
-    state = train("events", model, env=env, replay="ReplayBuffer")
+    state = train("events", sac_of(base=ONNX), env=env, replay="ReplayBuffer")
     assert all(torch.isfinite(value).all() for value in state.values())

@@ -117,16 +117,10 @@ def test_the_value_has_its_own_learning_rate_and_leaves_the_backbone_alone():
 
 
 def data_module(num_envs=8, buffer_size=4, iterations=2, collector=SyncCollector, epochs=1):
-    steps = num_envs * buffer_size * 4 * iterations
-    return RLDataModule(
-        make_env,
-        num_envs=num_envs,
-        buffer_size=buffer_size,
-        total_env_steps=steps - num_envs * 4,
-        iterations_per_epoch=iterations // epochs,
-        num_eval_episodes=2,
-        collector=collector,
-    )
+    steps = num_envs * 4 * (buffer_size * iterations - 1)
+    settings = {"num_envs": num_envs, "buffer_size": buffer_size, "total_env_steps": steps}
+    settings |= {"iterations_per_epoch": iterations // epochs, "collector": collector}
+    return RLDataModule(make_env, num_eval_episodes=2, **settings)
 
 
 def fit(run_dir, module, data, ckpt_path=None, **kwargs):
@@ -134,13 +128,12 @@ def fit(run_dir, module, data, ckpt_path=None, **kwargs):
     return module
 
 
-def count_steps(module, result, rollout, batch_idx):
-    module.counted = module.env_steps, module.data.collector.env_steps
-
-
 @pytest.mark.parametrize(("head", "level"), HEADS)
 @pytest.mark.parametrize("algorithm", [PPO, GRPO])
 def test_the_first_ratio_is_one_and_the_policy_moves(algorithm, head, level, tmp_path):
+    def count_steps(module, result, rollout, batch_idx):
+        module.counted = module.env_steps, module.data.collector.env_steps
+
     policy = make_policy(head=head, log_prob_level=level)
     before = [p.clone() for p in policy.head.parameters()]
     settings = {"n_epochs": 2, "batch_size": 16, "ent_coef": 0.01}
@@ -247,18 +240,9 @@ def test_an_expert_recorded_to_a_dataset_is_what_is_learnt_from_it_in_chunks(tmp
     assert expected["success"].any(1).all()
     assert expected["executed"].sum(-1).max() == 4
     assert rollout.batch_size == expected.batch_size
-    names = (
-        "action",
-        "step_reward",
-        "executed",
-        "terminated",
-        "truncated",
-        "done",
-        "success",
-        "padding",
-    )
     counted = ~expected["padding"][:, :-1]
-    for name in names:
+    names = "action step_reward executed terminated truncated done success padding"
+    for name in names.split():
         assert torch.equal(rollout[name], expected[name]), name
     torch.testing.assert_close(rollout["reward"], expected["reward"])
     for name, leaf in expected["observation"].items():

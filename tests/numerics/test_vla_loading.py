@@ -1,7 +1,4 @@
-"""Loading vision-language models of transformers: what comes in, what is refused, what trains.
-
-Models of random weights, 70,000 to 80,000 parameters, written to and read from a directory.
-"""
+"""Loading vision-language models of transformers: what comes in, what is refused, what trains."""
 
 import ast
 import json
@@ -27,47 +24,30 @@ from tests.messages import refused
 from tests.numerics.test_vla import data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES
 
-TEXT = {
-    "vocab_size": 512,
+LAYERS = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
 }
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
+TEXT = LAYERS | {"vocab_size": 512, "num_key_value_heads": 1, "head_dim": 16}
+VISION = LAYERS | {"image_size": 32, "patch_size": 8}
+PROJECTION = {"projection_dim": 32}
 CONFIGS = {
     "smolvlm": {
-        "model_type": "smolvlm",
-        "text_config": TEXT | {"model_type": "llama"},
-        "vision_config": VISION,
-        "image_token_id": 500,
-        "scale_factor": 2,
-        "pad_token_id": 0,
+        "model_type": "smolvlm", "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
+        "image_token_id": 500, "scale_factor": 2, "pad_token_id": 0,
     },
     "paligemma": {
-        "model_type": "paligemma",
-        "text_config": TEXT | {"model_type": "gemma"},
-        "vision_config": VISION | {"model_type": "siglip_vision_model", "projection_dim": 32},
-        "image_token_index": 500,
-        "projection_dim": 32,
+        "model_type": "paligemma", "text_config": TEXT | {"model_type": "gemma"}, "image_token_index": 500, **PROJECTION,
+        "vision_config": VISION | PROJECTION | {"model_type": "siglip_vision_model"},
     },
     "llava": {
-        "model_type": "llava",
-        "text_config": TEXT | {"model_type": "llama"},
-        "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
-        "image_token_index": 500,
+        "model_type": "llava", "text_config": TEXT | {"model_type": "llama"}, "image_token_index": 500,
+        "vision_config": VISION | PROJECTION | {"model_type": "clip_vision_model"},
         "vision_feature_select_strategy": "default",
     },
-}
+}  # fmt: skip
 
 
 class Small(nn.Linear):
@@ -79,7 +59,7 @@ class Small(nn.Linear):
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Write one model of each family to a directory."""
+    """Write one model of each family, of 70,000 to 80,000 random weights, to a directory."""
     pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("models")
     for name, config in CONFIGS.items():

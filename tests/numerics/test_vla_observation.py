@@ -1,11 +1,13 @@
 """A Gymnasium env of pictures and an instruction becomes one that a VLA acts in."""
 
 import json
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
 from lightning_rl.cli.app import run as run_cli
@@ -13,36 +15,29 @@ from lightning_rl.extensions.vla.statistics import read_action_bounds
 from tests.helpers import make_collector
 from tests.messages import refused
 
+PICTURE = Box(0, 255, (16, 16, 3), np.uint8)
+
 
 class Kitchen(gymnasium.Env):
     """Two cameras, a state, and a text that changes from episode to episode."""
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, size=16):
-        picture = gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = gymnasium.spaces.Dict(
-            {
-                "pixels": gymnasium.spaces.Dict({"top": picture, "wrist": picture}),
-                "agent_pos": gymnasium.spaces.Box(-1, 1, (2,), np.float64),
-                "depth": gymnasium.spaces.Dict(
-                    {
-                        "metres": gymnasium.spaces.Box(0, np.inf, (size, size), np.float64),
-                        "column": gymnasium.spaces.Box(0, 4, (size, size, 1), np.float32),
-                        "millimetres": gymnasium.spaces.Box(0, 65535, (size, size), np.uint16),
-                        "small": gymnasium.spaces.Box(0, 4, (8, 8), np.float32),
-                    }
-                ),
-            }
-        )
-        self.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-        self.texts, self.count = ["open it", "close it now"], -1
+    observation_space = Dict(
+        pixels=Dict(top=PICTURE, wrist=PICTURE),
+        agent_pos=Box(-1, 1, (2,), np.float64),
+        depth=Dict(
+            metres=Box(0, np.inf, (16, 16), np.float64),
+            column=Box(0, 4, (16, 16, 1)),
+            millimetres=Box(0, 65535, (16, 16), np.uint16),
+            small=Box(0, 4, (8, 8)),
+        ),
+    )
+    action_space = Box(-1, 1, (2,))
+    count = -1
 
     def _observation(self):
-        pixels = {
-            key: np.full((16, 16, 3), self.steps + k, np.uint8)
-            for k, key in enumerate(("top", "wrist"))
-        }
+        top, wrist = (np.full((16, 16, 3), self.steps + k, np.uint8) for k in (0, 1))
         metres = np.full((16, 16), 0.75 + self.steps)
         metres[0, :4] = np.nan, np.inf, -np.inf, -1
         depth = {
@@ -52,12 +47,12 @@ class Kitchen(gymnasium.Env):
             "small": np.ones((8, 8), np.float32),
         }
         state = np.array([self.steps, self.count]) / 10
-        return {"pixels": pixels, "agent_pos": state, "depth": depth}
+        return {"pixels": {"top": top, "wrist": wrist}, "agent_pos": state, "depth": depth}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.count, self.steps = self.count + 1, 0
-        self.task = self.texts[self.count % 2]
+        self.task = ("open it", "close it now")[self.count % 2]
         return self._observation(), {"instruction": self.task}
 
     def step(self, action):
@@ -136,15 +131,13 @@ def test_a_picture_that_is_no_depth_is_refused():
         wrapped(depth="depth/metre")
 
 
-def with_depth(chunk, num_envs, name="metres"):
-    def wrap(env):
-        return VLAObservation(env, "pixels/top", "agent_pos", depth=f"depth/{name}")
-
-    return ActionChunk(chunk, lambda n: GymnasiumEnv(n, "VLAKitchen-v0", wrappers=[wrap]), num_envs)
+def in_chunks(**settings):
+    wrap = partial(VLAObservation, rgb="pixels/top", proprio="agent_pos", **settings)
+    return ActionChunk(2, partial(GymnasiumEnv, id="VLAKitchen-v0", wrappers=[wrap]), 2)
 
 
 def test_a_policy_sees_the_depth_that_the_rollout_keeps():
-    env = with_depth(2, 2)
+    env = in_chunks(depth="depth/metres")
     policy = VLAPolicy(env.single_observation_space, env.single_action_space)
     rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
     depth = rollout["observation"]["depth"]
@@ -157,7 +150,7 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
         seen = policy.features(td).slots
         td["observation"]["depth"][..., 4:8, 4:8] += 1.0
         assert (policy.features(td).slots - seen).abs().max() > 1e-4
-    env = with_depth(2, 2, "small")
+    env = in_chunks(depth="depth/small")
     with refused(names=("TinyVLA", "[16, 16]", "[8, 8]")):
         VLAPolicy(env.single_observation_space, env.single_action_space)
 
@@ -212,12 +205,7 @@ def test_a_vla_trains_in_chunks_in_a_gymnasium_env_from_the_command_line(
 
 
 def test_a_collector_sees_each_episode_with_its_own_instruction(tokenizer):
-    def wrap(env):
-        return VLAObservation(
-            env, "pixels/top", "agent_pos", instruction="task", tokenizer=tokenizer, length=4
-        )
-
-    env = ActionChunk(2, lambda n: GymnasiumEnv(n, "VLAKitchen-v0", wrappers=[wrap]), 2)
+    env = in_chunks(instruction="task", tokenizer=tokenizer, length=4)
     policy = VLAPolicy(env.single_observation_space, env.single_action_space)
     rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
     language, count = rollout["observation"]["language"], rollout["observation"]["proprio"][..., 1]
@@ -226,9 +214,6 @@ def test_a_collector_sees_each_episode_with_its_own_instruction(tokenizer):
     expected = torch.tensor([[2, 4, 0, 0], [3, 4, 5, 0]])[episode % 2]
     assert torch.equal(language, expected)
     assert rollout["done"][:, :-1].any(0).tolist() == [False, False, True] * 2
-
-
-BOX = gymnasium.spaces.Box(-1, 1, (3, 2), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +229,13 @@ def test_action_statistics_say_what_one_stands_for(content, tmp_path):
     path.write_text(json.dumps(content))
     low, high = read_action_bounds(str(path), None, 2)
     assert (low.tolist(), high.tolist()) == ([-2, 0], [2, 4])
-    env = ActionChunk(1, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
-    picture = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
-    space = gymnasium.spaces.Dict({"rgb": picture})
-    policy = VLAPolicy(space, BOX, num_bins=3, action_statistics=str(path))
+    space = Dict(rgb=PICTURE)
+    policy = VLAPolicy(space, Box(-1, 1, (3, 2)), num_bins=3, action_statistics=str(path))
     unit = torch.tensor([[-1.0, -1, 0, 0, 1, 1]])
     assert policy.head.to_action(unit).tolist() == [[[-2, 0], [0, 2], [2, 4]]]
     torch.testing.assert_close(policy.head.to_unit(policy.head.to_action(unit)), unit)
     with refused(names=("dataset_statistics.json", "2 numbers", "1")):
-        VLAPolicy(space, env.single_action_space, action_statistics=str(path))
-    env.close()
+        VLAPolicy(space, Box(-2, 2, (3, 1)), action_statistics=str(path))
 
 
 def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
