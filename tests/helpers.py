@@ -291,3 +291,26 @@ def assert_same_run(one, other):
     assert curves.keys() == others.keys()
     for tag in curves:
         assert_same(curves[tag], others[tag], tag)
+
+
+SMALL_RUN = [
+    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
+]
+"""Options of a short `rl-cli fit --config ppo.yaml`; an iteration has 64 env steps."""
+
+
+def error_of(capture, *arguments, status=(1, 2)):
+    """Run `rl-cli`, which ends with one message and an exit code; return the message, by `capsys` or `capfd`."""
+    with pytest.raises(SystemExit) as stop:
+        run([*map(str, arguments)])
+    assert stop.value.code in (status if isinstance(status, tuple) else (status,))
+    error = capture.readouterr().err.strip()
+    assert error.startswith("rl-cli: error: ")
+    assert error.count("\n") == 0, "one message, and no traceback"
+    return error
+
+
+def tensors_of(module):
+    """Return copies of the tensors of a module's state by their names."""
+    return {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)}
