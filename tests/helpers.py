@@ -4,6 +4,7 @@ import io
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -300,15 +301,22 @@ SMALL_RUN = [
 """Options of a short `rl-cli fit --config ppo.yaml`; an iteration has 64 env steps."""
 
 
-def error_of(capture, *arguments, status=(1, 2)):
+def error_of(capture, *arguments, status=(1, 2), one_line=True):
     """Run `rl-cli`, which ends with one message and an exit code; return the message, by `capsys` or `capfd`."""
     with pytest.raises(SystemExit) as stop:
         run([*map(str, arguments)])
     assert stop.value.code in (status if isinstance(status, tuple) else (status,))
     error = capture.readouterr().err.strip()
     assert error.startswith("rl-cli: error: ")
-    assert error.count("\n") == 0, "one message, and no traceback"
+    assert not one_line or "\n" not in error, "one message, and no traceback"
     return error
+
+
+def script(name, monkeypatch):
+    """Import a script, which finds those next to it."""
+    path = Path(__file__).parents[1] / "scripts" / name
+    monkeypatch.syspath_prepend(str(path.parent))
+    return import_module(path.name)
 
 
 def tensors_of(module):
