@@ -19,13 +19,13 @@ from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.system.declared import parts_of
+from tests import helpers
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
 from tests.helpers import (
     SMALL_RUN,
     assert_same,
     assert_same_run,
-    error_of,
     last,
     load,
     newest,
@@ -37,6 +37,7 @@ from tests.messages import assert_names, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = ["--config", "ppo.yaml", *SMALL_RUN]
+error_of = partial(helpers.error_of, alone=True)
 STEPS = 4 * 16 * 6
 pytestmark = pytest.mark.usefixtures("own_directory")
 

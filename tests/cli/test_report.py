@@ -240,8 +240,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(capsys):
     assert_names(err, "outputs/first_20260101_000001", "close matches")
     Path("empty").mkdir()
     assert_names(error_of(capsys, "report", "empty", status=1), "empty")
-    metric = ["--metric", "eval/success_rate"]
-    err = error_of(capsys, "report", "outputs", *metric, status=1, one_line=False)
+    err = error_of(capsys, "report", "outputs", "--metric", "eval/success_rate", status=1)
     assert_names(err, "1 runs", "eval/success_rate", "eval/avg_reward", "--metric")
     make_run("other_20260101_000000", [1, 2, 3, 4], env="Hopper-v5")
     err = error_of(capsys, "report", "outputs", status=1)
