@@ -4,6 +4,7 @@ import io
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,38 @@ def assert_same_run(one, other):
     assert curves.keys() == others.keys()
     for tag in curves:
         assert_same(curves[tag], others[tag], tag)
+
+
+SMALL_RUN = [
+    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
+]
+"""Options of a short `rl-cli fit --config ppo.yaml`; an iteration has 64 env steps."""
+
+
+def error_of(capture, *arguments, status=(1, 2), alone=False):
+    """Run `rl-cli`, which ends with an error and an exit code; return what `capsys` or `capfd` has of stderr.
+
+    If `alone`, one line is all that it prints there.
+    """
+    with pytest.raises(SystemExit) as stop:
+        run([*map(str, arguments)])
+    assert stop.value.code in (status if isinstance(status, tuple) else (status,))
+    error = capture.readouterr().err.strip()
+    assert "rl-cli: error: " in error
+    assert "Traceback" not in error
+    assert not alone or (error.startswith("rl-cli: error: ") and "\n" not in error)
+    return error
+
+
+def script(name, monkeypatch):
+    """Import a script, which finds those next to it and in scripts/."""
+    folder = Path(__file__).parents[1] / "scripts"
+    for place in (folder, (folder / name).parent):
+        monkeypatch.syspath_prepend(str(place))
+    return import_module(Path(name).name)
+
+
+def tensors_of(module):
+    """Return copies of the tensors of a module's state by their names."""
+    return {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)}

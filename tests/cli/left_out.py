@@ -26,7 +26,7 @@ from lightning_rl.system.lazy import modules_of_names
 RULES = Path(__file__).parents[1] / "test_architecture.py"
 # That file imports extensions.
 NEEDS = ast.literal_eval(re.search(r"^NEEDS = (\{.*?^\})", RULES.read_text(), re.M | re.S)[1])
-EXTRAS = (
+EXTRAS = [
     "mujoco",
     "minari",
     "transformers",
@@ -37,7 +37,7 @@ EXTRAS = (
     "PIL",
     "optuna",
     "h5py",
-)
+]
 SMALL = "--data.num_envs 2 --data.buffer_size 8 --data.total_env_steps 32 --model.batch_size 8"
 """Options of a short run of ppo.yaml."""
 
@@ -102,15 +102,7 @@ def check(turn, package, modules, configs):
         with pytest.raises(SystemExit) as ended:
             run(["fit", f"--config={config}", "--print_config"])
         assert not ended.value.code, config
-    run(
-        [
-            "fit",
-            "--config=ppo.yaml",
-            "--model.n_epochs=1",
-            "--trainer.enable_progress_bar=false",
-            *SMALL.split(),
-        ]
-    )
+    run(["fit", "--config=ppo.yaml", "--model.n_epochs=1", *SMALL.split()])
 
 
 def attempt(*settings):

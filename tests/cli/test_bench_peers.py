@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import rl_cli as run_script
+from tests.helpers import script
 from tests.messages import refused
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -17,14 +18,12 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("bench_peers")
+    return script("bench_peers", monkeypatch)
 
 
 @pytest.fixture
 def common(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS / "peers"))
-    return importlib.import_module("common")
+    return script("peers/common", monkeypatch)
 
 
 def test_every_workload_is_described_and_every_library_can_run(bench, common):
@@ -42,18 +41,9 @@ def test_the_requirements_of_rejax_are_pinned(bench):
 
 
 def row(name, repeat, sps, cpu_rate, start, **more):
-    return {
-        "name": name,
-        "key": "W4-8",
-        "repeat": repeat,
-        "library": name,
-        "version": "1",
-        "sps": sps,
-        "steps_per_cpu_second": cpu_rate,
-        "start_cpu_seconds": start,
-        "peak_rss_mb": 100.0,
-        **more,
-    }
+    told = {"sps": sps, "steps_per_cpu_second": cpu_rate, "start_cpu_seconds": start}
+    of = {"name": name, "library": name, "version": "1", "key": "W4-8", "repeat": repeat}
+    return of | told | {"peak_rss_mb": 100.0} | more
 
 
 def cells_of(lines, name):

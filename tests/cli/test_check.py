@@ -17,13 +17,11 @@ from lightning_rl.extensions.checks import check_env, checking
 from lightning_rl.extensions.checks.check_env import Finding
 from lightning_rl.extensions.checks.findings import print_findings
 from tests.envs import ScriptedEnv, draw
-from tests.helpers import make_data, make_ppo
+from tests.helpers import error_of, make_data, make_ppo
 from tests.messages import assert_names
 from tests.variants import variant
 
 SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]
-
-
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
@@ -82,13 +80,8 @@ def test_it_says_what_the_run_will_do(capsys):
         "it runs uncompiled: 7,824 minibatches, and compiling pays from 20,000",
         "observations are not scaled, rewards are scaled",
     ]
-    assert_names(
-        texts(findings, "evaluation")[0],
-        "21 evaluations",
-        "2 episodes",
-        "8,400 env steps",
-        "500,000",
-    )
+    evaluated = texts(findings, "evaluation")[0]
+    assert_names(evaluated, "21 evaluations", "2 episodes", "8,400 env steps", "500,000")
     assert_names(texts(findings, "rollout")[1], "gamma 0.99", "100 env steps", "200")
     out = capsys.readouterr().out
     assert "ok      env         8 × GymnasiumEnv Pendulum-v1, vectorization: sync\n" in out
@@ -104,21 +97,24 @@ def test_rollouts_that_cut_whole_episodes_are_told():
     assert_names(cut.cure, "data.buffer_size")
 
 
-def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
+def without_seed(env, *, seed=None, options=None):
+    return CartPoleEnv.reset(env, options=options)
+
+
+@pytest.fixture
+def registry(monkeypatch):
     registry = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
     monkeypatch.setattr(gymnasium, "registry", registry)
-    gymnasium.register(
-        "Anywhere-v0", variant(CartPoleEnv, reset=without_seed), max_episode_steps=30
-    )
+
+
+def test_members_of_a_group_that_begin_otherwise_are_an_error(registry):
+    anywhere = variant(CartPoleEnv, reset=without_seed)
+    gymnasium.register("Anywhere-v0", anywhere, max_episode_steps=30)
     code, findings = check("--config", "grpo.yaml", "--data.env.id", "Anywhere-v0")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
     assert_names(fault.text, "8 members", "seed")
-
-
-def without_seed(env, *, seed=None, options=None):
-    return CartPoleEnv.reset(env, options=options)
 
 
 def one_number_of_two():
@@ -132,10 +128,7 @@ def one_number_of_two():
 
 
 @pytest.fixture
-def broken(monkeypatch):
-    registry = dict(gymnasium.registry)
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
-    monkeypatch.setattr(gymnasium, "registry", registry)
+def broken(registry):
     gymnasium.register("Broken-v0", one_number_of_two)
     return ["--config", "ppo.yaml", "--data.env.id", "Broken-v0"]
 
@@ -151,12 +144,8 @@ def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
 
 
 def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(["fit", *broken])
-    assert stop.value.code == 1
-    assert_names(
-        capsys.readouterr().err, "rl-cli: error:", "'Broken-v0'", "[1]", "[2]", "rl-cli check"
-    )
+    error = error_of(capsys, "fit", *broken, status=1)
+    assert_names(error, "'Broken-v0'", "[1]", "[2]", "rl-cli check")
 
 
 @pytest.mark.parametrize(
@@ -181,19 +170,12 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
     ids=["batch_size", "groups", "seconds"],
 )
 def test_what_fit_refuses_is_refused(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(["check", *arguments])
-    assert stop.value.code == 1
-    assert capsys.readouterr().err == message
+    assert error_of(capsys, "check", *arguments, status=1) == message.strip()
     assert not list(Path().iterdir())
 
 
 def test_it_asks_for_a_config(capsys):
-    with pytest.raises(SystemExit):
-        run(["check"])
-    assert_names(
-        capsys.readouterr().err, "rl-cli: error:", "check", "--config FILE", "--ckpt_path last"
-    )
+    assert_names(error_of(capsys, "check"), "check", "--config FILE", "--ckpt_path last")
 
 
 def test_a_metric_of_a_success_that_is_never_reported_is_an_error():

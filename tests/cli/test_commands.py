@@ -14,22 +14,16 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lightning_rl import (
-    PPO,
-    ActorCritic,
-    EpisodeWriter,
-    GymnasiumEnv,
-    PushCube,
-    RLDataModule,
-    RLTrainer,
-)
+import lightning_rl as rl
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.system.declared import parts_of
+from tests import helpers
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
 from tests.helpers import (
+    SMALL_RUN,
     assert_same,
     assert_same_run,
     last,
@@ -42,26 +36,21 @@ from tests.helpers import (
 from tests.messages import assert_names, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-SMALL = [
-    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
-    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
-]
+SMALL = ["--config", "ppo.yaml", *SMALL_RUN]
+error_of = partial(helpers.error_of, alone=True)
 STEPS = 4 * 16 * 6
-
-
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def fit(*arguments, steps=STEPS):
-    run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", str(steps), *arguments])
+    run(["fit", *SMALL, "--data.total_env_steps", str(steps), *arguments])
     return newest()
 
 
 @pytest.fixture
 def short_run(finished_run):
     """Return the directory of a run of one iteration, below ./outputs."""
-    return finished_run("--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64")
+    return finished_run(*SMALL, "--data.total_env_steps", "64")
 
 
 def new_process(*arguments):
@@ -122,14 +111,14 @@ def test_validate_needs_nothing_but_the_checkpoint(capsys):
     assert len(list(Path("outputs").iterdir())) == 1
 
 
-def python_run(env="CartPole-v1", policy=ActorCritic, exp_name="py", **model):
+def python_run(env="CartPole-v1", policy=rl.ActorCritic, exp_name="py", **model):
     """Train by the Python API, and return the run directory and what `validate` returned."""
-    data = RLDataModule(
+    data = rl.RLDataModule(
         env, num_envs=4, buffer_size=16, total_env_steps=64, num_eval_episodes=2, seed=5
     )
     acting = policy(data.observation_space, data.action_space, hidden_sizes=(16,))
-    trainer = RLTrainer(exp_name=exp_name, accelerator="cpu", enable_progress_bar=False)
-    module = PPO(acting, batch_size=32, n_epochs=1, **model)
+    trainer = rl.RLTrainer(exp_name=exp_name, accelerator="cpu", enable_progress_bar=False)
+    module = rl.PPO(acting, batch_size=32, n_epochs=1, **model)
     trainer.fit(module, data)
     (found,) = trainer.validate(module, data)
     return trainer.run_dir.relative_to(Path.cwd()), found
@@ -155,7 +144,7 @@ def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    run_dir, found = python_run(lambda n: GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
+    run_dir, found = python_run(lambda n: rl.GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
     capsys.readouterr()
     error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
     assert_names(
@@ -176,7 +165,7 @@ def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
 
 
 def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
-    class InScript(ActorCritic):
+    class InScript(rl.ActorCritic):
         pass
 
     InScript.__module__, InScript.__qualname__ = "__main__", "InScript"
@@ -189,10 +178,10 @@ def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
 
 
 def test_a_callback_given_in_python_is_asked_for_only_to_train_on(capsys):
-    data = RLDataModule("CartPole", num_envs=4, buffer_size=16, total_env_steps=64)
-    policy = ActorCritic(data.observation_space, data.action_space)
-    trainer = RLTrainer(callbacks=[EarlyStopping("eval/avg_reward")], enable_progress_bar=False)
-    trainer.fit(PPO(policy, batch_size=32, n_epochs=1), data)
+    data = rl.RLDataModule("CartPole", num_envs=4, buffer_size=16, total_env_steps=64)
+    policy = rl.ActorCritic(data.observation_space, data.action_space)
+    trainer = rl.RLTrainer(callbacks=[EarlyStopping("eval/avg_reward")], enable_progress_bar=False)
+    trainer.fit(rl.PPO(policy, batch_size=32, n_epochs=1), data)
     run(["validate", "--ckpt_path", "last"])
     capsys.readouterr()
     error = error_of(capsys, "fit", "--ckpt_path", "last", status=1)
@@ -225,17 +214,8 @@ def test_a_flag_beats_the_checkpoint(short_run):
     run_dir = short_run
     run(["validate", "--ckpt_path", "best", "--data.num_eval_episodes", "5"])
     assert json.loads((run_dir / "evaluation.json").read_text())["episodes"] == 5
-    run(
-        [
-            "fit",
-            "--ckpt_path",
-            "last",
-            "--model.learning_rate",
-            "0.5",
-            "--data.total_env_steps",
-            "128",
-        ]
-    )
+    more = ["--model.learning_rate", "0.5", "--data.total_env_steps", "128"]
+    run(["fit", "--ckpt_path", "last", *more])
     saved = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert saved["model"]["init_args"]["learning_rate"] == 0.5
     assert scalars(run_dir)["train/learning_rate"][-1][1] == pytest.approx(0.25)  # halfway down
@@ -277,8 +257,7 @@ ELSEWHERE = [
 
 
 def fit_in(directory):
-    options = ["--data.total_env_steps", "64", "--trainer.run_dir", directory]
-    run(["fit", "--config", "ppo.yaml", *SMALL, *options])
+    run(["fit", *SMALL, "--data.total_env_steps", "64", "--trainer.run_dir", directory])
     return Path(directory)
 
 
@@ -331,16 +310,15 @@ def test_an_evaluation_is_written_where_the_user_says(short_run):
 
 def test_a_run_does_not_replace_another(short_run, capsys):
     before = last(short_run).read_bytes()
-    options = ["--config", "ppo.yaml", *SMALL, "--trainer.run_dir", str(short_run)]
-    error = error_of(capsys, "fit", *options, status=1)
+    error = error_of(capsys, "fit", *SMALL, "--trainer.run_dir", short_run, status=1)
     assert_names(error, "trainer.run_dir", short_run, "best.ckpt, last.ckpt")
     other = shutil.copytree(short_run, "other")
-    options = ["--ckpt_path", str(other), "--trainer.run_dir", str(short_run)]
+    options = ["--ckpt_path", other, "--trainer.run_dir", short_run]
     assert_names(error_of(capsys, "fit", *options, status=1), "last.ckpt")
-    data = RLDataModule("CartPole-v1", total_env_steps=64)
-    module = PPO(ActorCritic(data.observation_space, data.action_space))
+    data = rl.RLDataModule("CartPole-v1", total_env_steps=64)
+    module = rl.PPO(rl.ActorCritic(data.observation_space, data.action_space))
     with refused(names="last.ckpt"):
-        RLTrainer(run_dir=str(short_run), accelerator="cpu").fit(module, data)
+        rl.RLTrainer(run_dir=str(short_run), accelerator="cpu").fit(module, data)
     assert last(short_run).read_bytes() == before
 
 
@@ -354,16 +332,8 @@ def test_a_python_run_resumes_by_the_aliases_of_lightning(tmp_path):
 def test_short_forms_and_config_files_combine(tmp_path):
     Path("mine.yaml").write_text("data:\n  num_eval_episodes: 1\n")
     run_dir = fit(
-        "--config",
-        "mine.yaml",
-        "--model.clip_coef",
-        "0.1",
-        "--data.collector",
-        "SyncCollector",
-        "--model.optimizer",
-        "AdamW",
-        "--model.policy.hidden_sizes",
-        "[8]",
+        *("--config", "mine.yaml", "--model.clip_coef", "0.1", "--data.collector", "SyncCollector"),
+        *("--model.optimizer", "AdamW", "--model.policy.hidden_sizes", "[8]"),
         steps=64,
     )
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
@@ -382,32 +352,34 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
     assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
-OFF_POLICY = [
-    name
-    for name in sorted(shipped_configs())
-    if name.startswith(("dqn", "sac", "td3", "rlpd", "hil"))
-]
+def shipped(*prefixes):
+    return [name for name in sorted(shipped_configs()) if name.startswith(prefixes)]
 
 
+OFF_POLICY = shipped("dqn", "sac", "td3", "rlpd", "hil")
+SEGMENTS = shipped("apg", "shac")  # their algorithms step the env themselves
+FROM_DATA = shipped("awac", "iql")  # these learn from a dataset alone
+FLOWS = shipped("fql")  # these have the dataset in a replay
 BASES = {
     "sac_residual_push_cube.yaml": "push_cube_bc.yaml",
     "sac_two_doors_noise.yaml": "two_doors_bc.yaml",
 }
 """Of configs that build on a frozen policy: the config that trains it."""
-
-
-SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
-"""Of algorithms that step the env themselves."""
-
-FROM_DATA = [name for name in sorted(shipped_configs()) if name.startswith(("awac", "iql"))]
-"""Of algorithms that learn from a dataset alone."""
-
-
 TWO_ITERATIONS = [
-    *("--trainer.max_steps", "2"),
-    *("--data.num_eval_episodes", "1"),
+    *("--trainer.max_steps", "2", "--data.num_eval_episodes", "1"),
     *("--data.max_eval_episode_steps", "32"),
 ]
+
+
+def write_demonstrations(name, env):
+    """Record an episode of an expert in each row of an env, and return the episodes."""
+    spaces = env.single_observation_space, env.single_action_space
+    writer = rl.EpisodeWriter(f"demonstrations/{name}", *spaces, env.render_fps)
+    episodes = list(expert_episodes(env, env.num_envs, 1))
+    for episode in episodes:
+        writer.write(episode)
+    writer.finalise()
+    return episodes
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
@@ -424,15 +396,10 @@ def test_every_shipped_off_policy_config_trains(name):
         pytest.importorskip("gymnasium_robotics", reason="as gym-hil: constraints-robots.txt")
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
-        sparse = {term: float(term == "success") for term in PushCube.default_rewards}
-        env = PushCube(2, rewards=sparse)
-        spaces = env.single_observation_space, env.single_action_space
-        writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
-        for episode in expert_episodes(env, 2, 1):
+        sparse = {term: float(term == "success") for term in rl.PushCube.default_rewards}
+        for episode in write_demonstrations("push_cube_sparse", rl.PushCube(2, rewards=sparse)):
             assert episode.success
             assert episode.reward.sum() == 1.0
-            writer.write(episode)
-        writer.finalise()
     small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
     small += ["--model.learning_starts", "16", "--model.compile", "false"]
     if name in BASES:
@@ -473,20 +440,11 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
 @pytest.mark.parametrize("name", FROM_DATA)
 def test_the_shipped_config_of_a_dataset_alone_trains(name):
     pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
-    env = PushCube(3)
-    spaces = env.single_observation_space, env.single_action_space
-    writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)
-    for episode in expert_episodes(env, 3, 1):
-        writer.write(episode)
-    writer.finalise()
+    write_demonstrations("push_cube_mixed", rl.PushCube(3))
     run(["fit", "--config", name, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     counts = {count["passed"] for count in state["guards"].values()}
     assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
-
-
-FLOWS = [name for name in sorted(shipped_configs()) if name.startswith("fql")]
-"""Of algorithms that learn from a dataset in a replay."""
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -494,21 +452,11 @@ def test_the_shipped_config_of_a_dataset_in_a_replay_trains(name):
     pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
     if "cubes" in name:
         pytest.importorskip("ogbench", reason="OGBench: constraints-ogbench.txt")
-        command = [
-            sys.executable,
-            Path(__file__).parents[2] / "scripts/ogbench_data.py",
-            "demonstrations",
-        ]
-        subprocess.run(
-            [*command, "--cubes", "double", "--steps", "1000", "--tasks", "2"], check=True
-        )
+        script = Path(__file__).parents[2] / "scripts/ogbench_data.py"
+        options = ["--cubes", "double", "--steps", "1000", "--tasks", "2"]
+        subprocess.run([sys.executable, script, "demonstrations", *options], check=True)
     else:
-        env = PushCube(3)
-        spaces = env.single_observation_space, env.single_action_space
-        writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)
-        for episode in expert_episodes(env, 3, 1):
-            writer.write(episode)
-        writer.finalise()
+        write_demonstrations("push_cube_mixed", rl.PushCube(3))
     small = ["--model.batch_size", "16", "--model.updates_per_env_step", "0.1"]
     run(["fit", "--config", name, *small, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
@@ -521,14 +469,12 @@ OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA, *FLOWS}
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
-    import lightning_rl
-
     config = parsed_config(name)
     if "mujoco" in name or name.startswith("tuned/"):
         box2d = config["data"]["env"]["init_args"]["id"].startswith(("Lunar", "Bipedal"))
         pytest.importorskip("Box2D" if box2d else "mujoco")
-    algorithm = getattr(lightning_rl, config["model"]["class_path"].removeprefix("lightning_rl."))
-    clones = algorithm is lightning_rl.BehaviorCloning  # no ratio: an expert has acted
+    algorithm = getattr(rl, config["model"]["class_path"].removeprefix("lightning_rl."))
+    clones = algorithm is rl.BehaviorCloning  # no ratio: an expert has acted
     firsts, original = [], algorithm.loss
     background = "AsyncCollector" in str(config["data"].get("collector"))
 
@@ -584,16 +530,6 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
     assert load(last(newest()))["global_step"] == 2
     assert len(firsts) == 2
     assert clones or max(firsts) < 1e-5
-
-
-def error_of(capsys, *arguments, status):
-    with pytest.raises(SystemExit) as stop:
-        run(list(arguments))
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == status
-    assert error.startswith("rl-cli: error: ")
-    assert error.count("\n") == 0, "one message, and no traceback"
-    return error
 
 
 BAD_OPTIONS = [
@@ -757,7 +693,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
     Path("awr.yaml").write_text(yaml.safe_dump(config))
 
     def awr(name, steps):
-        options = [*SMALL, "--data.total_env_steps", steps, "--exp_name", name]
+        options = [*SMALL_RUN, "--data.total_env_steps", steps, "--exp_name", name]
         run(["fit", "--config", "awr.yaml", *options])
         return newest()
 
@@ -772,10 +708,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 def test_help_is_answered_at_once_and_without_torch():
     assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
-    assert (
-        subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
-        == 0
-    )
+    subprocess.run([sys.executable, "-c", check], capture_output=True, check=True)
     assert new_process("--version").stdout.startswith("lightning-rl ")
     wrong = new_process("fti")
     assert wrong.returncode == 2
@@ -783,7 +716,7 @@ def test_help_is_answered_at_once_and_without_torch():
 
 
 def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    outcome = rl_cli("fit", *SMALL, "--data.total_env_steps", "384")
     assert outcome.returncode == 0
     assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
     lines = outcome.stdout.splitlines()
@@ -824,8 +757,7 @@ def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
-    whole = ["fit", "--config", "ppo.yaml", *settings, "--exp_name"]
-    process = Command(*whole, "stopped")
+    process = Command("fit", *settings)
     process.wait_for("38,400 env steps")  # the first evaluation has come
     children = process.children()
     os.kill(process.pid, number)
@@ -855,18 +787,8 @@ def test_an_env_that_fails_ends_the_run_with_its_own_traceback_and_leaves_no_pro
         "gymnasium.register('Faulty-v0', Faulty)\n"
     )
     for vectorization in ("sync", "async"):
-        outcome = rl_cli(
-            "fit",
-            "--config",
-            "ppo.yaml",
-            *SMALL,
-            "--data.total_env_steps",
-            str(STEPS),
-            "--data.env.id",
-            "faulty:Faulty-v0",
-            "--data.env.vectorization",
-            vectorization,
-        )
+        env = ["--data.env.id", "faulty:Faulty-v0", "--data.env.vectorization", vectorization]
+        outcome = rl_cli("fit", *SMALL, "--data.total_env_steps", STEPS, *env)
         assert outcome.returncode == 1
         assert "the motor is on fire" in outcome.stderr
         assert "faulty.py" in outcome.stderr
@@ -878,10 +800,8 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-KNOWN, OTHERS = (
-    "RewardClassifier, SAC, SHAC",
-    "AsyncCollector, DatasetCollector, RayCollector, SyncCollector",
-)
+KNOWN = "RewardClassifier, SAC, SHAC"
+COLLECTORS = "AsyncCollector, DatasetCollector, RayCollector, SyncCollector"
 NAMED = [
     ("--model.policy.hidden_sizes 64", ("model.policy.hidden_sizes", "a list", "'64'", "[64]")),
     ("--model.policy.critic_hidden_sizes 64", ("model.policy.critic_hidden_sizes", "list or null", "'64'", "[64]")),
@@ -890,12 +810,12 @@ NAMED = [
     ("--model my_mod.Nope", ("'my_mod.Nope'", "model", "module 'my_mod'", "Algorithm", KNOWN)),
     ("--model.policy my_mod.MyPolicies", ("'my_mod.MyPolicies'", "model.policy", "close matches: MyPolicy", "ActorCritic, ActorOnly")),
     ("--model no_mod.Nope", ("'no_mod.Nope'", "model", "module 'no_mod'", KNOWN)),
-    ("--data.collector no_mod.Nope", ("'no_mod.Nope'", "data.collector", "module 'no_mod'", OTHERS)),
+    ("--data.collector no_mod.Nope", ("'no_mod.Nope'", "data.collector", "module 'no_mod'", COLLECTORS)),
     ("--model my_mod.Thing", ("'my_mod.Thing'", "model", "subclass of Algorithm", KNOWN)),
-    ("--data.collector my_mod.Thing", ("'my_mod.Thing'", "data.collector", "subclass of Collector", OTHERS)),
+    ("--data.collector my_mod.Thing", ("'my_mod.Thing'", "data.collector", "subclass of Collector", COLLECTORS)),
     ("--model needs_mod.Thing", ("'needs_mod.Thing'", "model", "needs_mod needs 'nowhere'")),
     ("--model.help PPPO", ("'PPPO'", "model", KNOWN, "my_module.MyClass", "close matches: PPO")),
-    ("--data.collector.help SyncColector", ("'SyncColector'", "data.collector", OTHERS, "close matches: SyncCollector")),
+    ("--data.collector.help SyncColector", ("'SyncColector'", "data.collector", COLLECTORS, "close matches: SyncCollector")),
     ("--modle.help PPO", ("'modle'", "close matches: model", "model.policy.encoder", "data.replay")),
     ("--data.env.id ALE/Pong-v5", ("'ALE/Pong-v5'", "ale_py", "pip install 'gymnasium[atari]'", "ale_py:ALE/Pong-v5")),
     ("--data.env.id lightning_r/CartPole-v0", ("'lightning_r'", "close matches: lightning_rl", "its_module:lightning_r/CartPole-v0")),
@@ -951,7 +871,7 @@ REFUSED_LATER = [
 
 @pytest.mark.parametrize("options", REFUSED_LATER)
 def test_a_refused_run_leaves_nothing(options, capsys):
-    error = error_of(capsys, "fit", "--config", "ppo.yaml", *SMALL, *options.split(), status=1)
+    error = error_of(capsys, "fit", *SMALL, *options.split(), status=1)
     assert not Path("outputs").exists(), error
 
 
@@ -976,8 +896,8 @@ def test_a_refused_run_leaves_what_others_have_made():
 
 
 def test_a_run_that_fails_after_its_first_iteration_keeps_its_directory(capsys):
-    options = [*SMALL, "--data.total_env_steps", "384", "--trainer.best_metric", "eval/nope"]
-    error_of(capsys, "fit", "--config", "ppo.yaml", *options, status=1)
+    options = ["--data.total_env_steps", "384", "--trainer.best_metric", "eval/nope"]
+    error_of(capsys, "fit", *SMALL, *options, status=1)
     assert (newest() / "run.json").is_file()
 
 
@@ -988,18 +908,11 @@ def commands_of(out):
 
 
 def test_a_finished_run_says_how_to_evaluate_it_and_to_see_its_curves(capsys):
-    run(
-        [
-            *("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64"),
-            *("--output_dir", "here/runs"),
-        ]
-    )
+    run(["fit", *SMALL, "--data.total_env_steps", "64", "--output_dir", "here/runs"])
     (run_dir,) = Path("here/runs").iterdir()
-    said = commands_of(capsys.readouterr().out)
-    assert said["Evaluate"] == f"rl-cli validate --ckpt_path {run_dir}/checkpoints/best.ckpt"
-    assert said["Train on"].startswith(
-        f"rl-cli fit --ckpt_path {run_dir}/checkpoints/last.ckpt --d"
-    )
+    said, saved = commands_of(capsys.readouterr().out), f"{run_dir}/checkpoints"
+    assert said["Evaluate"] == f"rl-cli validate --ckpt_path {saved}/best.ckpt"
+    assert said["Train on"].startswith(f"rl-cli fit --ckpt_path {saved}/last.ckpt --d")
     assert said["Curves"] == "tensorboard --logdir here/runs"
     assert said["Numbers"] == f"{run_dir}/logs/metrics.csv"
 

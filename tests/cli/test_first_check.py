@@ -144,20 +144,15 @@ def test_a_typed_setting_of_the_model_does_not_name_the_run(subcommand, tmp_path
 
 
 def test_own_classes_are_left_to_the_full_check(tmp_path):
-    first_check(
-        ["fit", "--config", "ppo.yaml", "--model", "my_mod.Mine", "--model.my_setting", "1"]
-    )
-    first_check(["fit", "--config", "ppo.yaml", "--model", "my_mod.PPO", "--model.my_setting", "1"])
+    fit = ["fit", "--config", "ppo.yaml"]
+    first_check([*fit, "--model", "my_mod.Mine", "--model.my_setting", "1"])
+    first_check([*fit, "--model", "my_mod.PPO", "--model.my_setting", "1"])
     # `my_mod` may define `MyPolicy`, whose bare name then counts.
-    first_check(
-        ["fit", "--config", "ppo.yaml", "--data.env", "my_mod.Mine", "--model.policy", "MyPolicy"]
-    )
+    first_check([*fit, "--data.env", "my_mod.Mine", "--model.policy", "MyPolicy"])
     first_check(["fit", "--model.help", "PPPO"])
     first_check(["sweep", "--config", "ppo.yaml", "--sweep.seeds", "5"])
-    first_check(["fit", "--config", "ppo.yaml", "--ckpt_path", "null"])
-    assert "clip_coeff" in refused(
-        "fit", "--config", "ppo.yaml", "--data.env", "my_mod.Mine", "--model.clip_coeff", "1"
-    )
+    first_check([*fit, "--ckpt_path", "null"])
+    assert "clip_coeff" in refused(*fit, "--data.env", "my_mod.Mine", "--model.clip_coeff", "1")
 
 
 def mutated(content, chance):
@@ -168,43 +163,21 @@ def mutated(content, chance):
     def visit(node):
         if isinstance(node, dict) and node:
             places.append(node)
-        for child in (
-            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        ):
+        children = node.values() if isinstance(node, dict) else node
+        for child in children if isinstance(node, dict | list) else ():
             visit(child)
 
     visit(content)
-    classes = [
-        "PPO",
-        "SAC",
-        "ActorCritic",
-        "torch.optim.Adam",
-        "lightning_rl.PPO",
-        "LSTM",
-        "my_mod.Mine",
-        "GymnasiumEnv",
-    ]
-    values = [
-        None,
-        True,
-        "true",
-        "",
-        3,
-        "x.yaml",
-        [],
-        {},
-        {"class_path": "PPO"},
-        ["Adam"],
-        "Adam",
-        {"a": 1},
-    ]
+    classes = ["PPO", "SAC", "ActorCritic", "LSTM", "GymnasiumEnv"]
+    classes += ["torch.optim.Adam", "lightning_rl.PPO", "my_mod.Mine"]
+    values = [None, True, "true", "", 3, "x.yaml", "Adam"]
+    values += [[], {}, ["Adam"], {"a": 1}, {"class_path": "PPO"}]
+    names = ["clip_coef", "num_envs", "wrong", "path", "class_path"]
     place = chance.choice(places)
     key = chance.choice(list(place))
     match chance.randrange(5):
         case 0:
-            place[chance.choice(["clip_coef", "num_envs", "wrong", "path", "class_path"])] = (
-                place.pop(key)
-            )
+            place[chance.choice(names)] = place.pop(key)
         case 1:
             place[key] = chance.choice(values)
         case 2:
@@ -212,10 +185,8 @@ def mutated(content, chance):
         case 3:
             place["class_path"] = chance.choice(classes)
         case 4:
-            place[key] = {
-                "class_path": chance.choice(classes),
-                "init_args": chance.choice([{}, {"size": 3}]),
-            }
+            settings = chance.choice([{}, {"size": 3}])
+            place[key] = {"class_path": chance.choice(classes), "init_args": settings}
     return content
 
 

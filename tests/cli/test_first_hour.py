@@ -204,35 +204,28 @@ def test_every_counterpart_exists(names):  # noqa: F811  # a fixture
         for name in checking.parameters_of(cls)
     }
     settings |= {*checking.kinds_of("fit"), "video"}
-    below = (
-        "trainer.video.",
-        "trainer.logger.",
-        "trainer.machine.",
-        "data.env.env_kwargs.",
-        "data.env.wrappers.",
-        "trainer.callbacks.",
-        "data.replay.online.",
-        "data.replay.offline.",
-    )
+    below = tuple(f"trainer.{name}." for name in ("video", "logger", "machine", "callbacks"))
+    below += ("data.env.env_kwargs.", "data.env.wrappers.")
+    below += ("data.replay.online.", "data.replay.offline.")
     settings |= {name for options in names["options"].values() for name in options}
     classes = {name for family in names["families"].values() for name in family["classes"]}
     classes |= {*lightning_rl.__all__, "DIRECTORY", "PATH", "FILE", "NAME", "CHECKPOINT"}
+    counterparts = [
+        pair
+        for content in foreign_libraries().values()
+        for pair in (content["settings"] | content["classes"]).items()
+    ]
     unknown = [
         (name, option, cls)
-        for content in foreign_libraries().values()
-        for name, text in (content["settings"] | content["classes"]).items()
+        for name, text in counterparts
         for option, cls in re.findall(
             r"--([\w.]+)\+? ?\[?((?:[A-Z]\w*[a-z]\w*|[A-Z]{3,4}\d?)\b)?", text
         )
         if (option not in settings and not option.startswith(below)) or (cls and cls not in classes)
     ]
     assert not unknown
-    assert not [
-        text
-        for content in foreign_libraries().values()
-        for text in (content["settings"] | content["classes"]).values()
-        if not text.startswith(("--", "none: ", "class_path", "data and trainer: "))
-    ]
+    begins = ("--", "none: ", "class_path", "data and trainer: ")
+    assert not [text for _, text in counterparts if not text.startswith(begins)]
 
 
 NOT_ASKED_FOR = {"learn", "make_env", "make_vec_env", "name", "output_dir", "learning_starts"}

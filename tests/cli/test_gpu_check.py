@@ -1,7 +1,6 @@
 """The script for machines with a GPU: run small on the CPU, and made to fail."""
 
 import ast
-import importlib
 import json
 import os
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import helpers
 from tests.messages import assert_names
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -40,8 +40,7 @@ def hangs(findings):
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("gpu_check")
+    return helpers.script("gpu_check", monkeypatch)
 
 
 @pytest.fixture
@@ -147,9 +146,7 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
     """With a stand-in for the GPU, in which what was recorded is run."""
     from lightning_rl.compiled import cuda_graphs, graphs
 
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
-    equality = importlib.import_module("equality")
+    equality = helpers.script("gpu/equality", monkeypatch)
     monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda function: function())
     monkeypatch.setattr(cuda_graphs, "capture", lambda function: (lambda: None, function()))
     with equality.counted_graphs() as count:
@@ -164,14 +161,13 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
 @pytest.fixture
 def steps_of(monkeypatch, tmp_path, traced_only):
     """Return what compares compiled steps to eager ones, small, and gives its rows."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
-    equality, findings = (importlib.import_module(name) for name in ("equality", "findings"))
+    names = ("equality", "findings")
+    equality, findings = (helpers.script(f"gpu/{name}", monkeypatch) for name in names)
 
     def rows():
-        found = findings.Findings("cpu", True, tmp_path)
-        equality.steps(found)
-        return found.rows
+        report = findings.Findings("cpu", True, tmp_path)
+        equality.steps(report)
+        return report.rows
 
     return rows
 

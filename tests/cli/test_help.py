@@ -51,10 +51,8 @@ def test_the_sections_stand_in_order_ours_first(page):
 def test_it_lists_every_option_but_those_that_are_refused(page):
     listed = options_of(page)
     lightning = set(inspect.signature(Trainer).parameters) - set(REFUSED) - {"default_root_dir"}
-    for name in (lightning | set(inspect.signature(RLTrainer.__init__).parameters)) - {
-        "kwargs",
-        "self",
-    }:
+    own = set(inspect.signature(RLTrainer.__init__).parameters) - {"kwargs", "self"}
+    for name in lightning | own:
         linked = name in ("exp_name", "output_dir", "restore_replay")
         assert (name if linked else f"trainer.{name}") in listed
     for name in REFUSED:

@@ -14,21 +14,16 @@ import torch
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.judging import command
 from tests.envs import ScriptedEnv, draw
+from tests.helpers import SMALL_RUN, error_of
 from tests.messages import assert_names
 
-SMALL = [
-    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
-    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
-    *("--data.total_env_steps", "64"),
-]
 CART_POLE = gymnasium.make("CartPole-v1").observation_space
-
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 @pytest.fixture
 def policy(finished_run):
-    return finished_run("--config", "ppo.yaml", *SMALL)
+    return finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
 
 
 @pytest.fixture
@@ -50,13 +45,6 @@ def judge(policy, *options, episodes=3):
     path = max((policy / "judged").glob("*.json"), key=lambda p: p.stat().st_mtime_ns)
     lines = path.with_suffix(".jsonl").read_text().splitlines()
     return json.loads(path.read_text()), sorted(lines), path
-
-
-def refused(*arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run([*map(str, arguments)])
-    assert stop.value.code in (1, 2)
-    return capsys.readouterr().err
 
 
 def test_a_table_has_each_task_each_suite_and_all(policy, capsys):
@@ -139,20 +127,19 @@ def test_a_typed_setting_has_its_own_journal(policy):
 def test_an_env_without_seeds_is_refused(policy, register, capsys):
     stream = np.random.default_rng()
     env = register("Unseeded-v0", observe=lambda env: stream.uniform(-1, 1, 4).astype(np.float32))
-    text = refused("judge", policy, *env, capsys=capsys)
+    text = error_of(capsys, "judge", policy, *env)
     assert_names(text, "env", "self.np_random", "reset(seed=...)")
 
 
 def test_an_env_that_remembers_the_last_episode_is_refused(policy, register, capsys):
     env = register("Remembers-v0", observe=lambda env: np.full(4, env.episode, np.float32))
-    assert_names(refused("judge", policy, *env, capsys=capsys), "self.np_random")
+    assert_names(error_of(capsys, "judge", policy, *env), "self.np_random")
 
 
 def test_an_env_that_draws_from_the_process_is_judged(policy, register):
-    def observe(env):
-        return np.random.uniform(-1, 1, 4).astype(np.float32)
-
-    env = register("OfTheProcess-v0", observe=observe)
+    env = register(
+        "OfTheProcess-v0", observe=lambda env: np.random.uniform(-1, 1, 4).astype(np.float32)
+    )
     _, lines, path = judge(policy, *env)
     path.with_suffix(".jsonl").unlink()
     assert judge(policy, *env)[1] == lines
@@ -173,13 +160,13 @@ def test_an_env_that_draws_from_the_process_is_judged(policy, register):
     ],
 )
 def test_what_cannot_be_judged_is_refused_by_name(policy, options, names, capsys):
-    assert_names(refused("judge", policy, *options, capsys=capsys), *names)
+    assert_names(error_of(capsys, "judge", policy, *options), *names)
 
 
 def test_policies_must_be_named(policy, capsys):
-    assert_names(refused("judge", capsys=capsys), "policies")
-    assert_names(refused("compare", policy, capsys=capsys), "rl-cli compare", "1")
-    assert_names(refused("judge", "nothing.ckpt", capsys=capsys), "nothing.ckpt", "last")
+    assert_names(error_of(capsys, "judge"), "policies")
+    assert_names(error_of(capsys, "compare", policy), "rl-cli compare", "1")
+    assert_names(error_of(capsys, "judge", "nothing.ckpt"), "nothing.ckpt", "last")
 
 
 def test_a_policy_does_not_differ_from_itself_and_not_from_its_export(policy, capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
@@ -18,13 +17,13 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from lightning_rl import GRPO, RLTrainer
+from lightning_rl import GRPO
 from lightning_rl.cli.app import run
 from lightning_rl.training.callbacks import EnvStepCSV, MetricsWriter
 from lightning_rl.training.callbacks.progress import EnvStepProgress
 from tests.algorithms import Reinforce
 from tests.callbacks import at_iteration, callback, fail, signal_at
-from tests.helpers import last, make_data, make_ppo, scalars, train
+from tests.helpers import SMALL_RUN, fit_in, last, make_data, make_ppo, scalars, train
 from tests.variants import variant
 
 
@@ -110,30 +109,20 @@ def test_a_new_column_is_added_and_rows_cost_the_same_however_many_there_are(tmp
     assert rows[98]['late, "quoted"'] == ""
 
 
-class Stub(Logger):
-    """What a logger such as Lightning's WandbLogger is handed."""
-
-    name, version = "stub", "0"
-
-    def __init__(self):
-        super().__init__()
-        self.rows, self.params = [], []
-
-    def log_metrics(self, metrics, step=None):
-        self.rows.append((step, dict(metrics)))
-
-    def log_hyperparams(self, params, *args, **kwargs):
-        self.params.append(params)
-
-
 def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
-    stub = Stub()
-    train(tmp_path / "stub", trainer={"logger": stub})
+    rows = []
+    logger = variant(
+        Logger,
+        name="other",
+        version="0",
+        log_metrics=lambda logger, metrics, step: rows.append((step, dict(metrics))),
+        log_hyperparams=lambda *args: None,
+    )
+    train(tmp_path / "stub", trainer={"logger": logger()})
     train(tmp_path / "default")
-    assert {k for _, row in stub.rows for k in row} == {
-        k for row in table(tmp_path / "default") for k in row
-    } - {"env_steps"}
-    assert [step for step, _ in stub.rows] == [64, 128, 192, 192, 256, 320, 384, 384]
+    expected = {name for row in table(tmp_path / "default") for name in row} - {"env_steps"}
+    assert {name for _, row in rows for name in row} == expected
+    assert [step for step, _ in rows] == [64, 128, 192, 192, 256, 320, 384, 384]
     assert len(table(tmp_path / "stub")) == 6, "the table is written whatever the logger"
     assert not list((tmp_path / "stub" / "logs").glob("events*"))
     assert "wandb" not in sys.modules
@@ -145,16 +134,10 @@ def test_callbacks_that_count_iterations_are_over_env_steps_too(tmp_path):
     assert {step for step, _ in curves_of(table(tmp_path))[name]} <= set(range(0, 385, 64))
 
 
-SMALL = [
-    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
-    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
-    *("--data.total_env_steps", "384"),
-]
-
-
 def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run(["fit", "--config", "ppo.yaml", *SMALL, "--output_dir", "o", "--video"])
+    small = [*SMALL_RUN, "--data.total_env_steps", "384"]
+    run(["fit", "--config", "ppo.yaml", *small, "--output_dir", "o", "--video"])
     (run_dir,) = Path("o").iterdir()
     out = capsys.readouterr().out
     for line in (
@@ -184,9 +167,8 @@ def compared_runs(directory):
     provider = MultiplexerDataProvider(runs, str(directory))
     board = backend_context.Context(base_plugin.TBContext(data_provider=provider))
     asked = context.RequestContext()
-    experiment = board.experiment_from_metadata(
-        asked, "", True, board.hparams_metadata(asked, ""), []
-    )
+    metadata = board.hparams_metadata(asked, "")
+    experiment = board.experiment_from_metadata(asked, "", True, metadata, [])
     request = api_pb2.ListSessionGroupsRequest(
         start_index=0, slice_size=100, allowed_statuses=range(4), include_metrics=True
     )
@@ -196,13 +178,12 @@ def compared_runs(directory):
     for setting in experiment.hparam_infos:
         request.col_params.add(hparam=setting.name)
     answer = list_session_groups.Handler(asked, board, "", request).run()
-    return {
-        group.sessions[0].name: {
-            name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()
-        }
-        | {value.name.tag: value.value for value in group.metric_values}
-        for group in answer.session_groups
-    }
+    shown = {}
+    for group in answer.session_groups:
+        values = {n: getattr(v, v.WhichOneof("kind")) for n, v in group.hparams.items()}
+        metrics = {value.name.tag: value.value for value in group.metric_values}
+        shown[group.sessions[0].name] = values | metrics
+    return shown
 
 
 def fixes_an_argument(module, policy, mine=3, **kwargs):
@@ -215,14 +196,8 @@ def test_the_hparams_tab_compares_runs_of_python_and_of_other_algorithms(tmp_pat
     """Each setting of each run is a column, whichever run TensorBoard reads first."""
     train(tmp_path / "a_ppo", model={"learning_rate": 2e-3}, trainer={"best_mode": "min"})
     train(tmp_path / "b_grpo", model={"algorithm": GRPO, "group_size": 2, "mode": "step"})
-    train(
-        tmp_path / "c_own",
-        model={
-            "algorithm": variant(Reinforce, __init__=fixes_an_argument),
-            "mine": 4,
-            "lr_schedule": "constant",
-        },
-    )
+    own = variant(Reinforce, __init__=fixes_an_argument)
+    train(tmp_path / "c_own", model={"algorithm": own, "mine": 4, "lr_schedule": "constant"})
     runs = compared_runs(tmp_path)
     assert set(runs) == {"a_ppo/logs", "b_grpo/logs", "c_own/logs"}
     ppo, grpo, own = runs.values()
@@ -267,16 +242,11 @@ def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert manifest["outcome"] == "stopped by SIGTERM"
     assert 0 < manifest["env_steps"] < 384
-    error = ValueError("bad\nno such luck")
+    failing = {"callbacks": [at_iteration(5, fail(ValueError("bad\nno such luck")))]}
     with pytest.raises(ValueError, match="no such luck"):
-        train(
-            tmp_path,
-            ckpt_path=last(tmp_path),
-            trainer={"callbacks": [at_iteration(5, fail(error))]},
-        )
-    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == (
-        "failed: ValueError: bad no such luck"
-    )
+        train(tmp_path, ckpt_path=last(tmp_path), trainer=failing)
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["outcome"] == "failed: ValueError: bad no such luck"
     train(tmp_path, ckpt_path=last(tmp_path))
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert manifest["outcome"] == "finished"
@@ -320,11 +290,8 @@ def test_no_bar_in_ci(variable, bar, tmp_path, monkeypatch):
         return progress
 
     monkeypatch.setattr("lightning_rl.training.trainer.EnvStepProgress", on_a_terminal)
-    seed_everything(1)
-    data = make_data()
-    callbacks = [callback(on_train_batch_end=look)]
-    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", callbacks=callbacks)
-    trainer.fit(make_ppo(data), data)
+    data, callbacks = make_data(), [callback(on_train_batch_end=look)]
+    fit_in(tmp_path, make_ppo(data), data, callbacks=callbacks, enable_progress_bar=True)
     assert shown == [bar] * 6
 
 

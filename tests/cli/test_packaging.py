@@ -84,14 +84,8 @@ def test_an_installed_wheel_trains(built, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     def run(*command):
-        result = subprocess.run(
-            list(map(str, command)),
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        settings = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+        result = subprocess.run([*map(str, command)], timeout=280, **settings)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
@@ -100,6 +94,5 @@ def test_an_installed_wheel_trains(built, tmp_path):
     short = ["--data.total_env_steps", "4096", "--data.num_eval_episodes", "2"]
     run(python.with_name("rl-cli"), "fit", "--config", "ppo.yaml", *short)
     (checkpoint,) = (tmp_path / "outputs").glob("*/checkpoints/last.ckpt")
-    assert_names(
-        run(python.with_name("rl-cli"), "validate", "--ckpt_path", checkpoint).lower(), "return"
-    )
+    validated = run(python.with_name("rl-cli"), "validate", "--ckpt_path", checkpoint)
+    assert_names(validated.lower(), "return")

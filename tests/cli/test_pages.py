@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import importlib.util
 import inspect
 import json
 import re
@@ -21,8 +20,7 @@ import yaml
 from lightning.pytorch import Trainer
 from torch.distributed.run import parse_args
 
-import lightning_rl
-from lightning_rl import CustomVLA, EpisodeWriter, LeRobotPolicy
+import lightning_rl as rl
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.parsing import asks_for_help
@@ -49,8 +47,6 @@ PAGES = {"README.md": README} | {
     for path in sorted(DOCS.rglob("*.md"))
     if path.relative_to(DOCS).parts[0] not in ELSEWHERE
 }
-
-
 BLOCKS = [block for page, text in PAGES.items() for block in blocks(page, text)]
 COMMANDS = list(dict.fromkeys(command for block in BLOCKS for command in block.commands))
 """Each once, however many pages it stands on."""
@@ -59,17 +55,12 @@ FILES = {block.file: block.code for block in BLOCKS if block.file}
 """What pages show of files of one's own, by their names."""
 
 SMALL = [
-    *("--data.total_env_steps", "256"),
-    *("--data.buffer_size", "16"),
-    *("--data.num_eval_episodes", "2"),
-    *("--data.max_eval_episode_steps", "32"),
+    *("--data.total_env_steps", "256", "--data.buffer_size", "16"),
+    *("--data.num_eval_episodes", "2", "--data.max_eval_episode_steps", "32"),
 ]
 SMALLER = [
-    *("--data.total_env_steps", "64"),
-    *("--data.num_envs", "8"),
-    *("--data.buffer_size", "4"),
-    *("--model.n_epochs", "1"),
-    *("--model.batch_size", "32"),
+    *("--data.total_env_steps", "64", "--data.num_envs", "8", "--data.buffer_size", "4"),
+    *("--model.n_epochs", "1", "--model.batch_size", "32"),
 ]
 FIRST = ("--config", "ppo.yaml", *SMALL, "--model.batch_size", "128")
 """Of the run that a command begins with which needs one; it is trained once, and copied."""
@@ -108,9 +99,6 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
-# --- README ---
-
-
 def test_readme_is_short():
     lines = README.splitlines()
     assert len(lines) <= 150
@@ -138,22 +126,15 @@ def test_readme_shows_how_to_train_in_fourteen_lines():
     assert "policy.act(observation)" in acts
 
 
-# --- each page, from its top to its end ---
-
 WITH_RAY = (
-    "ray ",
-    "RAY_AUTH_MODE=token ray ",
-    "rl-cli collect ",
+    *("ray ", "RAY_AUTH_MODE=token ray ", "rl-cli collect "),
     "rl-cli fit --ckpt_path last --data.collector.address ",
 )
 """How those begin that need Ray: run word for word by `faults/test_ray.py`."""
-
 OF_THEIR_OWN = ("torchrun ", "rl-cli fit --config a2c.yaml", *WITH_RAY)
 """How the commands begin that have tests of their own below."""
-
 READ_ONLY = ("pip install", "tensorboard ", "python scripts/", "scripts/")
 """How those begin that are not run but read: by `test_what_is_not_run_could_be`."""
-
 PYTHON_OF_OTHERS = "stable_baselines3"
 """What nobody has to install: code that imports it is parsed."""
 
@@ -169,29 +150,13 @@ def test_every_line_is_run_or_read():
     assert not [c for c in COMMANDS if is_run(c) and not c.split(" && ")[-1].startswith("rl-cli ")]
 
 
-def first_pages():
-    """The page that a command is run on: the first on which it stands."""
-    pages: dict[str, str] = {}
-    for block in BLOCKS:
-        for command in block.commands:
-            pages.setdefault(command, block.page)
-    return pages
+RUN_ON = {command: block.page for block in reversed(BLOCKS) for command in block.commands}
+"""The page that a command is run on: the first on which it stands."""
+WITH_PYTHON = {block.page for block in BLOCKS if block.language == "python"}
+FOLLOWED = WITH_PYTHON | {page for command, page in RUN_ON.items() if is_run(command)}
 
 
-RUN_ON = first_pages()
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in PAGES
-        if any(b.language == "python" for b in BLOCKS if b.page == page)
-        or any(
-            RUN_ON[c] == page and is_run(c) for b in BLOCKS if b.page == page for c in b.commands
-        )
-    ],
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page in FOLLOWED])
 def test_a_page_can_be_followed(page, capfd, finished_run):
     """Its code in one namespace, its commands in one directory, in their order; budgets are cut."""
     names = {"__name__": "page"}
@@ -205,7 +170,6 @@ def test_a_page_can_be_followed(page, capfd, finished_run):
             if command.startswith("python scripts/record_demonstrations.py"):
                 as_script(*shlex.split(command)[1:])
             if RUN_ON[command] == page and is_run(command):
-                print(f"$ {command}")
                 follow(shlex.split(command.split(" && ")[-1])[1:], first)
     if page == "README.md":
         assert names["action"] in (0, 1)
@@ -223,6 +187,9 @@ def follow(arguments, first):
     with pytest.MonkeyPatch.context() as patch, uncompiled_traces():
         patch.setattr("lightning_rl.extensions.remote.ray.RayCluster", Threads)
         follow_here(arguments, first)
+
+
+SMALL_TASKS = ("velocity.yaml", "push_cube.yaml", "point_mass.yaml", "quadruped.yaml")
 
 
 def follow_here(arguments, first):
@@ -252,48 +219,44 @@ def follow_here(arguments, first):
         if "--model.policy.checkpoint" in arguments:
             run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
             (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
-        off_policy = config.startswith(("sac", "td3", "soft_q", "dqn"))
-        one_env = config == "ppo_mujoco.yaml"
-        own = ["--model.batch_size", "16" if one_env else "32" if off_policy else "64"]
-        own = [] if config.startswith("apg") else own  # no minibatches
-        arguments = [*arguments, *SMALL, *(SMALLER if clones else own)]
-        arguments += FEW if clones and config.endswith("bc.yaml") else []
-        if off_policy:
+        arguments = [*arguments, *SMALL]
+        if clones:
+            arguments += SMALLER + (FEW if config.endswith("bc.yaml") else [])
+        elif config.startswith(("sac", "td3", "soft_q", "dqn")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
-            arguments += ["--model.updates_per_env_step", "0.25"]
-        if (
-            config.endswith(
-                ("velocity.yaml", "push_cube.yaml", "point_mass.yaml", "quadruped.yaml")
-            )
-            or "student" in config
-        ):
+            arguments += ["--model.updates_per_env_step", "0.25", "--model.batch_size", "32"]
+        elif not config.startswith("apg"):  # which has no minibatches
+            one_env = config == "ppo_mujoco.yaml"
+            arguments += ["--model.batch_size", "16" if one_env else "64"]
+        if config.endswith(SMALL_TASKS) or "student" in config:
             arguments += ["--data.num_envs", "16"]
         run(arguments)
     elif arguments[0] == "sweep":
         without_trials(arguments)
     elif arguments[0] == "recap":  # numerics/test_recap.py has some rounds run
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lightning_rl.extensions.recap.command.Rounds.run", lambda _: None)
-            run(arguments)
+        run_without("recap.command.Rounds.run", arguments)
     elif arguments[0] == "check":
         run([*arguments, "--seconds", "0.1"])
     else:
         for place, word in enumerate(arguments[:-1]):
             if word in ("--episodes", "--data.num_eval_episodes"):
                 arguments[place + 1] = "2"
-        if (
-            not [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
-            or "--video" in arguments
-        ):  # MuJoCo takes 7 s to draw
+        trained = [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
+        if not trained or "--video" in arguments:  # MuJoCo takes 7 s to draw
             first()
         run(arguments)
 
 
 def without_trials(arguments):
     """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
+    pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
+    run_without("sweeps.sweep._Sweep.run", arguments)
+
+
+def run_without(method, arguments):
+    """Run a command, but not what takes long."""
     with pytest.MonkeyPatch.context() as patch:
-        pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
-        patch.setattr("lightning_rl.extensions.sweeps.sweep._Sweep.run", lambda *_: None)
+        patch.setattr(f"lightning_rl.extensions.{method}", lambda *_: None)
         run(arguments)
 
 
@@ -310,9 +273,6 @@ def as_script(script, *arguments):
         patch.setattr(sys, "argv", [str(path), *arguments])
         patch.syspath_prepend(path.parent)
         runpy.run_path(str(path), run_name="__main__")
-
-
-# --- what is not run, but read ---
 
 
 class ParsedError(Exception):
@@ -341,16 +301,13 @@ def test_what_is_not_run_could_be(command, monkeypatch):
     for name in ("parse_args", "parse_known_args"):
         method = getattr(argparse.ArgumentParser, name)
         monkeypatch.setattr(argparse.ArgumentParser, name, stop_there(method))
-    monkeypatch.setattr(sys, "argv", [str(script), *words[1:]])
-    monkeypatch.syspath_prepend(script.parent)
-    with pytest.raises(ParsedError):  # in this process, which has imported torch
-        runpy.run_path(str(script), run_name="__main__")
+    with pytest.raises(ParsedError):
+        as_script(*words)
 
 
 def test_the_extras_that_are_installed_are_there():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     for text in PAGES.values():
         for names in re.findall(r"-e '\.\[([\w,]+)\]'", text):
             assert set(names.split(",")) <= set(extras), names
@@ -391,8 +348,6 @@ def test_what_is_configured_could_be(block, monkeypatch):
     assert set(vars(parsed.value.args[0])) >= set(content)
 
 
-# --- commands with a test of their own ---
-
 ARM = """
 import gymnasium
 import numpy as np
@@ -420,7 +375,9 @@ def test_a_dataset_of_lerobot_is_cloned_improved_and_sent_back():
     """The head of docs/from_lerobot.md, with a small ACT, a small dataset and small budgets."""
     Path("my_robot.py").write_text(ARM)
     env = gymnasium.make("my_robot:Robot-v0")
-    writer = EpisodeWriter("DEMOS", env.observation_space, env.action_space, fps=10, task="reach")
+    writer = rl.EpisodeWriter(
+        "DEMOS", env.observation_space, env.action_space, fps=10, task="reach"
+    )
     for seed in range(2):
         observation, truncated = env.reset(seed=seed)[0], False
         while not truncated:
@@ -434,15 +391,14 @@ def test_a_dataset_of_lerobot_is_cloned_improved_and_sent_back():
     page = [block for block in BLOCKS if block.page == "docs/from_lerobot.md"]
     config, commands = (next(b.code for b in page if b.language == x) for x in ("yaml", "text"))
     Path("act_bc.yaml").write_text(config.replace("chunk_size: 100", "chunk_size: 8"))
-    small = [
-        *SMALL,
-        *("--data.num_envs", "2", "--data.buffer_size", "4", "--model.batch_size", "8"),
-    ]
+    small = [*SMALL, "--trainer.accelerator", "cpu", "--data.num_envs", "2"]
+    small += ["--data.buffer_size", "4", "--model.batch_size", "8"]
     for command in commands.splitlines():
         words = shlex.split(command.split("  #")[0].split(" # ")[0])[1:]
-        run([*words, *(["--trainer.accelerator", "cpu", *small] if words[0] == "fit" else [])])
+        run([*words, *(small if words[0] == "fit" else [])])
     clone, improved = (
-        LeRobotPolicy(path=str(path)).backbone.network.state_dict() for path in ("ACT", "improved")
+        rl.LeRobotPolicy(path=str(path)).backbone.network.state_dict()
+        for path in ("ACT", "improved")
     )
     assert clone.keys() == improved.keys()
     assert not torch.equal(clone["action_head.weight"], improved["action_head.weight"])
@@ -486,11 +442,11 @@ def test_the_command_for_two_machines_trains_on_two(by):
 
 def of_node(asked):
     """Return what torchrun sets for the only process of a node."""
-    numbers = {"RANK": asked.node_rank, "GROUP_RANK": asked.node_rank, "LOCAL_RANK": 0}
-    sizes = {"WORLD_SIZE": asked.nnodes, "LOCAL_WORLD_SIZE": asked.nproc_per_node}
-    place = {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
-    given = numbers | sizes | place | {"TORCHELASTIC_RUN_ID": "suite", "OMP_NUM_THREADS": 1}
-    return {name: str(value) for name, value in given.items()}
+    settings = {"RANK": asked.node_rank, "GROUP_RANK": asked.node_rank, "LOCAL_RANK": 0}
+    settings |= {"WORLD_SIZE": asked.nnodes, "LOCAL_WORLD_SIZE": asked.nproc_per_node}
+    settings |= {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    settings |= {"TORCHELASTIC_RUN_ID": "suite", "OMP_NUM_THREADS": 1}
+    return {name: str(value) for name, value in settings.items()}
 
 
 def test_the_script_that_probes_a_vla_probes_one(capsys):
@@ -553,12 +509,9 @@ def test_the_settings_of_a_vla_of_ones_own_are_those_that_there_are():
     Path(settings["model_path"]).mkdir()
     torch.save(weights, Path(settings["model_path"], "model.pt"))
     space = gymnasium.spaces.Discrete(2)
-    policy = CustomVLA(space, space, **settings, freeze=["w*"])
+    policy = rl.CustomVLA(space, space, **settings, freeze=["w*"])
     assert [name for name, p in policy.named_parameters() if p.requires_grad] == ["model.bias"]
     assert torch.equal(policy.model.weight, weights["weight"])
-
-
-# --- what is named ---
 
 
 def arguments_of(cls):
@@ -575,25 +528,19 @@ def arguments_of(cls):
 
 SPACES = {"observation_space", "action_space"}
 COLLECTING = {"context"}
-
 TABLES = {
-    "docs/algorithms/ppo.md": arguments_of(lightning_rl.PPO) - {"policy"},
-    "docs/algorithms/grpo.md": arguments_of(lightning_rl.GRPO)
-    - arguments_of(lightning_rl.OnPolicyAlgorithm),
-    "docs/algorithms/behavior_cloning.md": arguments_of(lightning_rl.BehaviorCloning) - {"policy"},
-    "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES - {"distribution"},
-    "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
-    "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
-    "docs/demonstrations.md": arguments_of(lightning_rl.DatasetCollector) - COLLECTING,
-    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy)
-    - SPACES
-    - {"value_hidden_size", "make_head"},
-    "docs/flows.md": arguments_of(lightning_rl.FlowSettings) | arguments_of(RealTime),
+    "docs/algorithms/ppo.md": arguments_of(rl.PPO) - {"policy"},
+    "docs/algorithms/grpo.md": arguments_of(rl.GRPO) - arguments_of(rl.OnPolicyAlgorithm),
+    "docs/algorithms/behavior_cloning.md": arguments_of(rl.BehaviorCloning) - {"policy"},
+    "docs/policies.md": arguments_of(rl.ActorCritic) - SPACES - {"distribution"},
+    "docs/asynchronous.md": arguments_of(rl.AsyncCollector) - COLLECTING,
+    "docs/distributed.md": arguments_of(rl.RayCollector) - COLLECTING,
+    "docs/demonstrations.md": arguments_of(rl.DatasetCollector) - COLLECTING,
+    "docs/vla.md": arguments_of(rl.VLAPolicy) - SPACES - {"value_hidden_size", "make_head"},
+    "docs/flows.md": arguments_of(rl.FlowSettings) | arguments_of(RealTime),
     "docs/performance.md": set(inspect.signature(MachineSettings).parameters),
-    "docs/configuration.md": arguments_of(lightning_rl.RLDataModule),
-    "docs/evaluation.md": {
-        name for name in arguments_of(lightning_rl.RLDataModule) if "eval" in name
-    },
+    "docs/configuration.md": arguments_of(rl.RLDataModule),
+    "docs/evaluation.md": {name for name in arguments_of(rl.RLDataModule) if "eval" in name},
 }
 """The settings that a table of a page has to list."""
 
@@ -617,20 +564,18 @@ def test_a_table_of_settings_lists_them_all():
 
 OWNERS = {
     "model": (
-        *(lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
-        *(lightning_rl.SAC, lightning_rl.TD3, lightning_rl.SymmetricPPO, lightning_rl.CuriousPPO),
+        *(rl.PPO, rl.GRPO, rl.BehaviorCloning),
+        *(rl.SAC, rl.TD3, rl.SymmetricPPO, rl.CuriousPPO),
     ),
-    "data": (lightning_rl.RLDataModule,),
-    "trainer": (lightning_rl.RLTrainer, Trainer),
+    "data": (rl.RLDataModule,),
+    "trainer": (rl.RLTrainer, Trainer),
     "policy": (
-        *(lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
-        lightning_rl.LeRobotPolicy,
-        *(lightning_rl.SquashedActorCritic, lightning_rl.DeterministicActorCritic),
-        lightning_rl.FlowActorCritic,
+        *(rl.ActorCritic, rl.VLAPolicy, TrainedPolicy),
+        rl.LeRobotPolicy,
+        *(rl.SquashedActorCritic, rl.DeterministicActorCritic),
+        rl.FlowActorCritic,
     ),
 }
-
-
 OF_OTHERS = {"docs/stable_baselines3.md": {"learn", "predict", "save"}}
 
 
@@ -657,18 +602,13 @@ WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", "sweep.yaml", *FI
 
 
 def test_the_files_that_pages_name_exist():
-    folders = (
-        ROOT,
-        ROOT / "docs" / "examples",
-        ROOT / "docs" / "examples" / "my_lab",
-        ROOT / "src" / "lightning_rl",
-        ROOT / "configs",
-    )
+    folders = (".", "docs/examples", "docs/examples/my_lab", "src/lightning_rl", "configs")
     missing = [
         f"{page}: {name}"
         for page, text in PAGES.items()
         for name in re.findall(r"`([\w./]+\.(?:py|sh|yaml|md))`", text)
-        if name not in WRITTEN_BY_RUNS and not any((one / name).exists() for one in folders)
+        if name not in WRITTEN_BY_RUNS
+        and not any((ROOT / folder / name).exists() for folder in folders)
     ]
     none(missing)
 
@@ -688,9 +628,6 @@ def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
         path = (ROOT / page).parent / name
         assert path.exists(), target
         assert not anchor or anchor in anchors(path.read_text()), target
-
-
-# --- the site ---
 
 
 @pytest.mark.timeout(900)  # it takes a minute on a slow core
@@ -716,12 +653,8 @@ def test_the_site_builds_without_a_warning(builder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def source_links():
-    path = DOCS / "_extensions" / "source_links.py"
-    spec = importlib.util.spec_from_file_location("source_links", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def find_source():
+    return runpy.run_path(str(DOCS / "_extensions" / "source_links.py"))["find"]
 
 
 @pytest.mark.parametrize(
@@ -738,8 +671,8 @@ def source_links():
         ("lightning_rl.PPO.loss#clipped_value_loss", "critic_loss = clipped_value_loss("),
     ],
 )
-def test_a_link_to_the_source_leads_to_the_line(source_links, name, line):
-    module, number = source_links.find(*name.split("#"))
+def test_a_link_to_the_source_leads_to_the_line(find_source, name, line):
+    module, number = find_source(*name.split("#"))
     assert line in Path(module.__file__).read_text().splitlines()[number - 1]
 
 
@@ -751,6 +684,6 @@ def test_a_link_to_the_source_leads_to_the_line(source_links, name, line):
         ("lightning_rl.PPO.loss#gone", "lightning_rl.PPO.loss has no line with 'gone'"),
     ],
 )
-def test_a_link_to_what_is_gone_is_refused(source_links, name, message):
+def test_a_link_to_what_is_gone_is_refused(find_source, name, message):
     with pytest.raises(LookupError, match=re.escape(message)):
-        source_links.find(*name.split("#"))
+        find_source(*name.split("#"))

@@ -18,14 +18,7 @@ import torch
 import yaml
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl import (
-    ActionChunk,
-    ConfigurationError,
-    EpisodeWriter,
-    GymnasiumEnv,
-    PushCube,
-    read_episodes,
-)
+import lightning_rl as rl
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
@@ -35,7 +28,7 @@ from lightning_rl.extensions.datasets.record import Recorder, neutral_action, sc
 from lightning_rl.extensions.datasets.record_command import chunk_size_of
 from tests.commands import Command
 from tests.envs import ScriptedEnv
-from tests.helpers import last, make_data, make_ppo, train
+from tests.helpers import SMALL_RUN, error_of, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
 from tests.persons import ScriptedSource
@@ -51,20 +44,20 @@ def straight(observation):
     return STRAIGHT
 
 
-def recorded(tmp_path, env, episodes, source=None, script=straight, **kwargs):
-    extra = kwargs.pop("extra", ())
-    recorder = Recorder(env, source, script is None, extra)
-    space = env.single_action_space
+def played(recorder, writer, episodes, script=lambda observation: None, **settings):
+    """Record episodes in which a script acts."""
+    choose = script_action_function(script, recorder.env.single_action_space)
+    return recorder.record_episodes(writer, episodes, lambda _: choose, **settings)
+
+
+def recorded(tmp_path, env, episodes, source=None, script=straight, extra=(), **settings):
+    recorder, space = Recorder(env, source, script is None, extra), env.single_action_space
+    writer = rl.EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
     script = script or (lambda observation: None)
-    writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
-    results = list(
-        recorder.record_episodes(
-            writer, episodes, lambda _: script_action_function(script, space), **kwargs
-        )
-    )
+    results = list(played(recorder, writer, episodes, script, **settings))
     writer.finalise()
     env.close()
-    return results, read_episodes(tmp_path / "data")
+    return results, rl.read_episodes(tmp_path / "data")
 
 
 def check(episode):
@@ -77,7 +70,7 @@ def check(episode):
 
 
 def test_a_frame_holds_what_was_acted_on_and_what_came_of_it(tmp_path):
-    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 3)
+    results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 3)
     assert [result.steps for result in results] == episodes.lengths == [LENGTH] * 3
     for episode in episodes:
         check(episode)
@@ -91,7 +84,7 @@ def test_a_frame_holds_what_was_acted_on_and_what_came_of_it(tmp_path):
 
 
 def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended(tmp_path):
-    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 4, Schedule())
+    results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 4, Schedule())
     assert [episode.success for episode in episodes] == [False, True, False, True]
     assert [result.intervened for result in results] == [0, 4, 2, 0]
     for episode, stretches in zip(episodes, Schedule.schedules, strict=True):
@@ -104,7 +97,7 @@ def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended
 
 
 def test_so_it_is_where_the_env_lets_somebody_take_over_under_names_of_its_own(tmp_path):
-    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "ByItself-v0", **GYM_HIL), 1)
+    _, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "ByItself-v0", **GYM_HIL), 1)
     check(episodes[0])
     assert episodes[0].intervened.nonzero().flatten().tolist() == [2, 5]
 
@@ -116,7 +109,7 @@ def again(source, observation):
 
 
 def test_what_is_to_be_recorded_again_is_in_no_dataset_and_does_not_count(tmp_path):
-    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, ScriptedSource(again))
+    results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 2, ScriptedSource(again))
     assert [result.is_saved for result in results] == [False, True, False, True]
     assert [float(episode.action[0, 1]) for episode in episodes] == [2 / 8, 4 / 8]
     for episode in episodes:
@@ -138,7 +131,7 @@ gymnasium.register("InWordsOfGymHil-v0", in_words_of_gym_hil)
 
 
 def test_gym_hil_is_understood_and_extras_are_kept_by_name(tmp_path):
-    env = GymnasiumEnv(1, "InWordsOfGymHil-v0", **GYM_HIL)
+    env = rl.GymnasiumEnv(1, "InWordsOfGymHil-v0", **GYM_HIL)
     results, episodes = recorded(tmp_path, env, 1, extra=["discrete_penalty"])
     assert [result.is_saved for result in results] == [False, True]
     assert episodes[0].success is True
@@ -148,11 +141,11 @@ def test_gym_hil_is_understood_and_extras_are_kept_by_name(tmp_path):
 
 def test_an_extra_that_is_no_number_is_refused(tmp_path):
     with refused(names=("frame", "extra")):
-        recorded(tmp_path, GymnasiumEnv(1, "ByItself-v0"), 1, extra=["teleop_action"])
+        recorded(tmp_path, rl.GymnasiumEnv(1, "ByItself-v0"), 1, extra=["teleop_action"])
 
 
 def test_time_cuts_an_episode_and_keeps_its_final_observation(tmp_path):
-    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, max_steps=4)
+    _, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 2, max_steps=4)
     assert episodes.lengths == [4, 4]
     for episode in episodes:
         check(episode)
@@ -162,29 +155,25 @@ def test_time_cuts_an_episode_and_keeps_its_final_observation(tmp_path):
 def test_who_is_in_charge_acts_all_the_time(tmp_path):
 
     holds = ScriptedSource(lambda source, _: ([MARK, 0.0] if source.in_charge else None,))
-    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, holds, script=None)
+    _, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 1, holds, script=None)
     assert episodes[0].intervened.all()
 
 
 def test_where_nobody_acts_it_is_the_middle():
-    assert neutral_action(
-        Box(np.array([-1, 0], np.float32), np.array([1, 2], np.float32))
-    ).tolist() == [0, 1]
+    bounds = np.array([[-1, 0], [1, 2]], np.float32)
+    assert neutral_action(Box(*bounds)).tolist() == [0, 1]
     assert neutral_action(Box(-np.inf, np.inf, (1,))).tolist() == [0]
     assert neutral_action(gymnasium.spaces.Discrete(3, start=5)) == 5
 
 
-# --- the command ---
-
 SHOWS = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.numerics.test_taking_over:Shows-v0"]
 STRAIGHTLY = ["--script", "tests.cli.test_record.straight"]
-
-
+RECORD = ["record", "--path", "data"]
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def test_a_script_records_and_each_episode_has_a_line(capsys):
-    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "2", "--task", "go"])
+    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "2", "--task", "go"])
     out = capsys.readouterr().out.splitlines()
     assert out == [
         "episode 1 of 2: 7 steps, return 1.75",
@@ -192,7 +181,7 @@ def test_a_script_records_and_each_episode_has_a_line(capsys):
         "Dataset: data",
     ]
     run(["record", "--path=data", *SHOWS, *STRAIGHTLY, "--episodes=1", "--task", "return"])
-    episodes = read_episodes("data")
+    episodes = rl.read_episodes("data")
     assert [episode.task for episode in episodes] == ["go", "go", "return"]
     for episode in episodes:
         check(episode)
@@ -206,8 +195,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_checkpoint_records_what_it_is_evaluated_by(trained, capsys):
-    config = {"env": {"class_path": "GymnasiumEnv", "init_args": {"id": "Pendulum-v1"}}}
-    Path("run.yaml").write_text(str({"data": config}))
+    Path("run.yaml").write_text(str({"data": {"env": an_object("GymnasiumEnv", id="Pendulum-v1")}}))
     given = ["--ckpt_path", str(last(trained)), "--config", "run.yaml", "--seed", "7"]
     run(["record", "--path", "mode", *given, "--episodes", "1"])
     data = make_data("Pendulum-v1", num_envs=1)
@@ -215,51 +203,35 @@ def test_a_checkpoint_records_what_it_is_evaluated_by(trained, capsys):
     module.load_state_dict(torch.load(last(trained), weights_only=True)["state_dict"])
     (expected,) = run_episodes(module.policy, data.new_env(), [7])
     data.close()
-    (episode,) = read_episodes("mode")
+    (episode,) = rl.read_episodes("mode")
     assert float(episode.reward.double().sum()) == pytest.approx(expected["return"], rel=1e-5)
     assert len(episode) == expected["length"] == 200
     run(["record", "--path", "drawn", *given, "--episodes", "1", "--deterministic", "false"])
-    (drawn,) = read_episodes("drawn")
+    (drawn,) = rl.read_episodes("drawn")
     assert not torch.equal(drawn.action, episode.action)
     assert capsys.readouterr().out.count("Dataset: ") == 2
 
 
 def test_a_checkpoint_knows_its_env(finished_run):
-    small = [
-        "--data.total_env_steps",
-        "64",
-        "--data.buffer_size",
-        "8",
-        "--data.num_eval_episodes",
-        "1",
-    ]
-    path = finished_run("--config", "ppo.yaml", *small, "--model.batch_size", "16")
-    run(["record", "--path", "data", "--ckpt_path", str(path), "--episodes", "1"])
-    (episode,) = read_episodes("data")
+    path = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
+    run([*RECORD, "--ckpt_path", str(path), "--episodes", "1"])
+    (episode,) = rl.read_episodes("data")
     assert episode.action.dtype == torch.int64
 
 
-def config_of(source):
-    """The configuration in the checkpoint of a run that somebody could take over in."""
-    wrapper = {"class_path": "lightning_rl.Intervention", "init_args": {"source": source}}
-    env = {
-        "class_path": "lightning_rl.GymnasiumEnv",
-        "init_args": {"id": "Pendulum-v1", "wrappers": [wrapper]},
-    }
-    return yaml.safe_dump({"data": {"env": env}})
+def an_object(name, **settings):
+    return {"class_path": name, "init_args": settings}
 
 
 def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
-    assert checked_config(config_of({"class_path": "lightning_rl.Keyboard"}), Path("a.ckpt")).config
-    script = {
-        "class_path": "lightning_rl.ScriptedIntervention",
-        "init_args": {"policy": "os.system"},
-    }
+    def check_source(source):
+        wrapper = an_object("lightning_rl.Intervention", source=source)
+        env = an_object("lightning_rl.GymnasiumEnv", id="Pendulum-v1", wrappers=[wrapper])
+        return checked_config(yaml.safe_dump({"data": {"env": env}}), Path("a.ckpt"))
+
+    assert check_source({"class_path": "lightning_rl.Keyboard"}).config
     with refused(names="os.system"):
-        checked_config(config_of(script), Path("a.ckpt"))
-
-
-# --- chunks ---
+        check_source(an_object("lightning_rl.ScriptedIntervention", policy="os.system"))
 
 
 def plan(policy, td, generator):
@@ -268,14 +240,9 @@ def plan(policy, td, generator):
     return torch.stack((age.expand(-1, 4), torch.arange(4.0).expand(len(age), -1)), -1) / 16
 
 
-CHUNKS = {
-    "class_path": "ActionChunk",
-    "init_args": {
-        "env": {"class_path": "GymnasiumEnv", "init_args": {"id": SHOWS[-1]}},
-        "chunk_size": 4,
-        "execute": 3,
-    },
-}
+CHUNKS = an_object(
+    "ActionChunk", env=an_object("GymnasiumEnv", id=SHOWS[-1]), chunk_size=4, execute=3
+)
 PLANNED = {
     "as in the env": ((), [[(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2), (6, 0)]]),
     "fewer": (("--execute", "2"), [[(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1), (6, 0)]]),
@@ -295,18 +262,16 @@ def of_chunks(monkeypatch):
     """Options of a checkpoint whose policy acts by chunks, and of the env of its run."""
     spaces = SHOWN, Box(-1, 1, (4, 2))
     trained = SimpleNamespace(policy=ScriptedPolicy(*spaces, plan))
-    monkeypatch.setattr(
-        "lightning_rl.extensions.datasets.record_command.load_trained", lambda *_, **__: trained
-    )
+    monkeypatch.setattr(record, "load_trained", lambda *_, **__: trained)
     Path("run.yaml").write_text(str({"data": {"env": CHUNKS}}))
-    return ["record", "--path", "data", "--config", "run.yaml", "--ckpt_path", "a.ckpt"]
+    return [*RECORD, "--config", "run.yaml", "--ckpt_path", "a.ckpt"]
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_policy_of_chunks_plans_again_when_it_should(name, of_chunks):
     options, expected = PLANNED[name]
     run([*of_chunks, *options, "--episodes", str(len(expected))])
-    for episode, planned in zip(read_episodes("data"), expected, strict=True):
+    for episode, planned in zip(rl.read_episodes("data"), expected, strict=True):
         found = [MARK if x == MARK else (16 * x, 16 * y) for x, y in episode.action.tolist()]
         assert found == planned
 
@@ -337,16 +302,14 @@ def test_while_chunks_are_computed_ahead_an_intervention_asks_for_the_next(of_ch
 def test_the_success_of_an_episode_is_asked_for(of_chunks, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("perhaps\ny\nr\nN\n"))
     run([*of_chunks, "--episodes", "3", "--ask", "true"])
-    assert [one.success for one in read_episodes("data")] == [True, False, None]
+    assert [one.success for one in rl.read_episodes("data")] == [True, False, None]
     out = capsys.readouterr().out
     assert out.count("Success? y, n, r to record it again, or Enter if unknown: ") == 5
     assert_names(out, "7 steps")
 
 
 def test_a_policy_of_chunks_executes_no_more_than_a_chunk(of_chunks, capsys):
-    with pytest.raises(SystemExit):
-        run([*of_chunks, "--execute", "5"])
-    assert_names(capsys.readouterr().err, "execute", "[1, 4]", "5")
+    assert_names(error_of(capsys, *of_chunks, "--execute", "5"), "execute", "[1, 4]", "5")
 
 
 REFUSED = {
@@ -382,35 +345,21 @@ def neutral_action_of_another(observation):
 def test_what_cannot_be_recorded_is_one_message(options, message, capsys, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with pytest.raises(SystemExit) as stop:
-        run(["record", "--path", "data", *options])
-    assert stop.value.code == (2 if "none.yaml" in options else 1)
-    err = capsys.readouterr().err
-    assert "Traceback" not in err
-    if message is not None:
-        assert f"rl-cli: error: {message}\n" in err
+    error = error_of(capsys, *RECORD, *options, status=2 if "none.yaml" in options else 1)
+    assert message is None or f"rl-cli: error: {message}\n" in f"{error}\n"
 
 
 def test_an_unknown_option_and_a_missing_one_are_told(capsys):
-    for options, told in {
-        (
-            "--path",
-            "data",
-            "--episode",
-            "3",
-        ): "record has no option --episode; close matches: episodes. rl-cli record --help lists them.",
-        (): "Missing setting: path.",
-    }.items():
-        with pytest.raises(SystemExit) as stop:
-            run(["record", *options])
-        assert stop.value.code == 2
-        assert told in capsys.readouterr().err
+    told = (
+        "record has no option --episode; close matches: episodes. rl-cli record --help lists them."
+    )
+    assert told in error_of(capsys, *RECORD, "--episode", "3", status=2)
+    assert "Missing setting: path." in error_of(capsys, "record", status=2)
 
 
 def test_the_policy_of_another_env_is_refused(trained, capsys):
-    with pytest.raises(SystemExit):
-        run(["record", "--path", "data", "--ckpt_path", str(last(trained)), *SHOWS])
-    assert_names(capsys.readouterr().err, "observation space", "Box")
+    error = error_of(capsys, *RECORD, "--ckpt_path", last(trained), *SHOWS)
+    assert_names(error, "observation space", "Box")
 
 
 def test_help_lists_the_options(capsys):
@@ -422,38 +371,34 @@ def test_help_lists_the_options(capsys):
         assert f"--{name}" in out
 
 
-# --- faults ---
-
-
 @pytest.mark.parametrize("after", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_what_was_finished_is_there(after, tmp_path):
     """Each episode whose line is printed is safe, and the next one goes on behind it."""
-    options = ["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "100000"]
-    process = Command(*options)
+    process = Command(*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "100000")
     try:
         process.wait_for(f"episode {after} of")
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     told = process.stdout.count("\n")
-    episodes = read_episodes("data")
+    episodes = rl.read_episodes("data")
     assert told <= len(episodes) <= told + 1
     for episode in episodes:
         check(episode)
-    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "1"])
-    assert len(read_episodes("data")) == len(episodes) + 1
+    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "1"])
+    assert len(rl.read_episodes("data")) == len(episodes) + 1
 
 
 def test_interrupted_it_leaves_a_whole_dataset(tmp_path):
     """LeRobot #2651: half-written frames."""
-    process = Command("record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "100000")
+    process = Command(*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "100000")
     process.wait_for("episode 3 of")
     os.kill(process.pid, signal.SIGINT)
     process.wait()
     assert process.returncode == 130
     assert "Dataset: data" in process.stdout
     assert "Traceback" not in process.stderr
-    episodes = read_episodes("data")
+    episodes = rl.read_episodes("data")
     assert len(episodes) >= 3
     assert not (tmp_path / "data" / ".recording").exists()
 
@@ -474,11 +419,11 @@ def hang(observation):
     signal.pause()
 
 
-def interrupted(script):
+def interrupted(script, *options):
     """Record until the script has pressed Ctrl+C."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
-        run(["record", "--path", "data", *SHOWS, "--script", f"tests.cli.test_record.{script}"])
+        run([*RECORD, *(options or SHOWS), "--script", f"tests.cli.test_record.{script}"])
     assert stop.value.code == 130
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -502,22 +447,19 @@ def test_an_interrupt_that_arrow_swallows_in_the_set_up_ends_it_all_the_same(mon
             os.kill(os.getpid(), signal.SIGINT)
         return made(*arguments)
 
-    monkeypatch.setattr("lightning_rl.extensions.datasets.record_command.make_env", deaf)
+    monkeypatch.setattr(record, "make_env", deaf)
     interrupted("interrupt_in_step")
     assert not Path("steps").exists()
 
 
 def test_ctrl_c_ends_the_wait_for_an_answer(monkeypatch):
-    def interrupted():
+    def answer():
         os.kill(os.getpid(), signal.SIGINT)
         return "y\n"
 
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=interrupted))
-    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1", "--ask", "true"]
-    script = ["--script", "tests.cli.test_record.always_left"]
-    with pytest.raises(SystemExit) as stop:
-        run(["record", "--path", "data", *options, *script, "--episodes", "1"])
-    assert stop.value.code == 130
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=answer))
+    env = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1"]
+    interrupted("always_left", *env, "--ask", "true", "--episodes", "1")
     assert not Path("data/meta/info.json").exists()
 
 
@@ -541,18 +483,16 @@ def always_left(observation):
 def test_interrupted_before_it_has_recorded_it_leaves_what_the_next_run_takes(
     at, tmp_path, monkeypatch
 ):
-    def interrupted(*_, **__):
+    def press(*_, **__):
         for _ in range(2):  # the second one is raised wherever it comes
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(f"lightning_rl.{at}", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        run(["record", "--path", "data", *SHOWS, *STRAIGHTLY])
-    assert stop.value.code == 130
+    monkeypatch.setattr(f"lightning_rl.{at}", press)
+    interrupted("straight")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "1"])
-    assert len(read_episodes("data")) == 1
+    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "1"])
+    assert len(rl.read_episodes("data")) == 1
 
 
 def break_off(env):
@@ -566,12 +506,9 @@ gymnasium.register("Breaks-v0", partial(shows, act=break_off))
 def test_an_env_that_breaks_takes_no_finished_episode_with_it(tmp_path):
     options = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.cli.test_record:Breaks-v0"]
     with pytest.raises(RuntimeError, match="the arm has come off"):
-        run(["record", "--path", "data", *options, *STRAIGHTLY, "--seed", "4"])
-    for episode in read_episodes("data"):
+        run([*RECORD, *options, *STRAIGHTLY, "--seed", "4"])
+    for episode in rl.read_episodes("data"):
         check(episode)
-
-
-# --- time and memory ---
 
 
 def two_cameras():
@@ -597,14 +534,11 @@ gymnasium.register("TwoCameras-v0", two_cameras, max_episode_steps=100)
 def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
     episodes, fps, tmp_path
 ):
-    env = GymnasiumEnv(1, "TwoCameras-v0")
-    recorder, space = Recorder(env), env.single_action_space
-    writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, fps)
-    chooser = script_action_function(lambda observation: None, space)
+    env = rl.GymnasiumEnv(1, "TwoCameras-v0")
+    spaces = env.single_observation_space, env.single_action_space
+    writer = rl.EpisodeWriter(tmp_path / "data", *spaces, fps)
     sizes, missed = [], 0
-    for result in recorder.record_episodes(
-        writer, episodes, lambda _: chooser, fps=fps if episodes > 4 else None
-    ):
+    for result in played(Recorder(env), writer, episodes, fps=fps if episodes > 4 else None):
         missed += result.missed
         sizes.append(resource_of_this_process())
     writer.finalise()
@@ -612,7 +546,7 @@ def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
     print(f"{missed} ticks missed, {sizes[-1] - settled:.1f} MiB more since the first minute")
     assert missed == 0
     assert sizes[-1] - settled < (100 if episodes > 4 else 20)
-    assert sum(read_episodes(tmp_path / "data").lengths) == 100 * episodes
+    assert sum(rl.read_episodes(tmp_path / "data").lengths) == 100 * episodes
     env.close()
 
 
@@ -629,16 +563,14 @@ def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(
-        "lightning_rl.extensions.teleoperation.intervention.time.perf_counter", lambda: now[0]
-    )
-    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time.sleep", sleep)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time", clock)
 
     def slow(observation):
         now[0] += 0.025 if observation[0] == 3 else 0.004
         return STRAIGHT
 
-    (result,), _ = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, script=slow, fps=100)
+    (result,), _ = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 1, script=slow, fps=100)
     assert result.missed == 1
     assert slept[:3] == pytest.approx([0.006] * 3)
 
@@ -655,7 +587,7 @@ class Slow:
             assert self.until.wait(20)
         self.frames += 1
         if self.frames == self.refuses:
-            raise ConfigurationError("the disk is full")
+            raise rl.ConfigurationError("the disk is full")
 
     def end_episode(self, observation, success):
         self.finished.append(self.frames)
@@ -671,11 +603,9 @@ def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_writ
             gone_on.set()  # the env is at its last step, and no frame is written yet
         return STRAIGHT
 
-    env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
-    played = Recorder(env).record_episodes(
-        writer, 1, lambda _: script_action_function(script, env.single_action_space)
-    )
-    assert [result.steps for result in played] == [LENGTH]
+    env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
+    results = played(Recorder(env), writer, 1, script)
+    assert [result.steps for result in results] == [LENGTH]
     assert writer.finished == [LENGTH]
     if sys.platform == "linux":
         # With equal rights an encoder's burst held the step up for most of a second, on a busy core.
@@ -684,16 +614,15 @@ def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_writ
 
 
 def test_what_the_writer_refuses_ends_the_recording():
-    env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
-    chooser = script_action_function(straight, env.single_action_space)
-    with pytest.raises(ConfigurationError, match="the disk is full"):
-        list(Recorder(env).record_episodes(writer, 2, lambda _: chooser))
+    env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
+    with pytest.raises(rl.ConfigurationError, match="the disk is full"):
+        list(played(Recorder(env), writer, 2, straight))
     assert writer.finished == []
     env.close()
 
 
 def test_several_envs_and_others_are_refused():
-    for env in (GymnasiumEnv(2, "Shows-v0"), PushCube(2), ActionChunk(1, PushCube)):
+    for env in (rl.GymnasiumEnv(2, "Shows-v0"), rl.PushCube(2), rl.ActionChunk(1, rl.PushCube)):
         with refused(names="GymnasiumEnv"):
             Recorder(env)
         env.close()

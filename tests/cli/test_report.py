@@ -1,7 +1,6 @@
 """`rl-cli report`: what runs wrote, compared."""
 
 import base64
-import importlib
 import json
 import re
 import shutil
@@ -16,15 +15,13 @@ import yaml
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.reports.comparison import compare
 from tests import references
+from tests.helpers import SMALL_RUN, error_of, script
 from tests.messages import assert_names
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+CHROMIUM = next(filter(None, BROWSERS), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 STEPS = [1000, 2000, 3000, 4000]
-
-
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
@@ -42,13 +39,9 @@ def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0,
         "trainer": {"best_metric": "eval/avg_reward", "best_mode": "max"},
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    manifest = {
-        "outcome": "finished",
-        "seed": seed,
-        "seconds": {"total": 12.0, "evaluation": 4.0, "cpu": 8.0},
-        "peak_memory": {"process": 300 * 2**20, "cuda": None},
-        "earlier": [],
-    }
+    manifest = {"outcome": "finished", "seed": seed, "earlier": []}
+    manifest["seconds"] = {"total": 12.0, "evaluation": 4.0, "cpu": 8.0}
+    manifest["peak_memory"] = {"process": 300 * 2**20, "cuda": None}
     (directory / "run.json").write_text(json.dumps(manifest))
     lines = ["env_steps,train/loss,charts/SPS,eval/avg_reward"]
     for at, value in zip(steps, returns, strict=True):
@@ -68,13 +61,6 @@ def make_seeds(prefix, count=5, gain=1.0, steps=STEPS, **settings):
 
 def report(*arguments):
     run(["report", *map(str, arguments)])
-
-
-def refused(*arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        report(*arguments)
-    assert stop.value.code == 1
-    return capsys.readouterr().err
 
 
 def test_seeds_of_equal_settings_are_a_group_with_the_intervals_of_the_definition():
@@ -155,21 +141,23 @@ def test_as_markdown_and_as_json(capsys):
     assert data["groups"][0]["runs"][2]["curves"]["eval/avg_reward"]["env_steps"] == STEPS
 
 
-def drawn_values(panel, metric_ticks, line):
+TAG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn_values(panel, line):
     """Read the values of a line off the axis of a panel, by its first and last tick."""
-    ticks = [
-        (float(text.get("y")) - 4, float(text.text.replace("−", "-")))
-        for text in metric_ticks(panel)
-    ]
-    (bottom, low), (top, high) = ticks[0], ticks[-1]
+    ticks = panel.findall(f"{TAG}text[@class='e']")
+    (bottom, low), (top, high) = (
+        (float(tick.get("y")) - 4, float(tick.text.replace("−", "-")))
+        for tick in ticks[:: len(ticks) - 1]
+    )
     heights = [float(point.split()[1]) for point in line.get("d")[1:].split("L")]
     return [low + (bottom - y) / (bottom - top) * (high - low) for y in heights]
 
 
 def draw(monkeypatch):
     """Draw all runs by the script of the figures of docs/results.md."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
-    figure = importlib.import_module("figure")
+    figure = script("figure", monkeypatch)
     monkeypatch.setattr("sys.argv", ["figure.py", "outputs", "--output", "figure.svg"])
     figure.main()
     return Path("figure.svg").read_text()
@@ -181,26 +169,21 @@ def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs(monkeypatc
         make_run(f"a_2026010{seed}", curve, seed)
     make_run("b_20260101", [-40, -20, -20, -10], env="Hopper-v5")
     text = draw(monkeypatch)
-    tag = "{http://www.w3.org/2000/svg}"
     figure = ElementTree.fromstring(text)
-    panels = figure.findall(f"{tag}g")
-    assert [panel.find(f"{tag}text").text for panel in panels] == ["CartPole-v1", "Hopper-v5"]
-    (legend,) = panels[0].findall(f"{tag}g/{tag}text")
+    panels = figure.findall(f"{TAG}g")
+    assert [panel.find(f"{TAG}text").text for panel in panels] == ["CartPole-v1", "Hopper-v5"]
+    (legend,) = panels[0].findall(f"{TAG}g/{TAG}text")
     assert legend.text == "a (3 runs)"
-    band, line = panels[0].findall(f"{tag}g/{tag}path")[:2]
-
-    def ticks(panel):
-        return panel.findall(f"{tag}text[@class='e']")
-
-    drawn = drawn_values(panels[0], ticks, line)
+    band, line = panels[0].findall(f"{TAG}g/{TAG}path")[:2]
+    drawn = drawn_values(panels[0], line)
     assert drawn == pytest.approx(curves.mean(axis=0), abs=0.05)  # of three all are the middle
     (group,) = compare(["outputs/a_20260101", "outputs/a_20260102", "outputs/a_20260103"]).groups
     expected = group.curves["eval/avg_reward"]
     band.set("d", band.get("d").removesuffix("Z"))
     around = [*expected.high, *expected.low[::-1]]
-    assert drawn_values(panels[0], ticks, band) == pytest.approx(around, abs=0.05)
-    other = panels[1].find(f"{tag}g/{tag}path[@class='line']")
-    assert drawn_values(panels[1], ticks, other) == pytest.approx([-40, -20, -20, -10], abs=0.2)
+    assert drawn_values(panels[0], band) == pytest.approx(around, abs=0.05)
+    other = panels[1].find(f"{TAG}g/{TAG}path[@class='line']")
+    assert drawn_values(panels[1], other) == pytest.approx([-40, -20, -20, -10], abs=0.2)
 
 
 def test_a_line_is_dashed_where_some_runs_have_not_begun_or_have_ended(monkeypatch):
@@ -229,13 +212,13 @@ def test_curves_of_another_library_are_compared_with_runs(capsys):
     assert [one.name for one in compare(["outputs", "peer.json"]).groups] == ["peer", "other", "a"]
     report("peer.json", "--output", "report.html")
     write_curves({"peer": {"CartPole-v1": seeds}}, metric="eval/success_rate")
-    err = refused("peer.json", capsys=capsys)
+    err = error_of(capsys, "report", "peer.json", status=1)
     assert "peer.json has eval/success_rate, not eval/avg_reward: set --metric eval/success" in err
     write_curves({"peer": {"CartPole-v1": {"1": [[4000, 6], [1000, 7]]}}})
-    err = refused("peer.json", capsys=capsys)
+    err = error_of(capsys, "report", "peer.json", status=1)
     assert_names(err, "peer.json", "CartPole-v1")
     write_curves({"peer": {"CartPole-v1": {"1": [4000, 6, 1]}}})
-    assert_names(refused("peer.json", capsys=capsys), "peer.json")
+    assert_names(error_of(capsys, "report", "peer.json", status=1), "peer.json")
 
 
 def test_runs_are_grouped_by_the_settings_that_are_named(capsys):
@@ -247,26 +230,25 @@ def test_runs_are_grouped_by_the_settings_that_are_named(capsys):
         ("clip_coef 0.3", [2.0, 3.0]),
         ("clip_coef 0.1", [0.0, 1.0]),
     ]
-    err = refused("outputs", "--group_by", "clip_coeff", capsys=capsys)
+    err = error_of(capsys, "report", "outputs", "--group_by", "clip_coeff", status=1)
     assert_names(err, "--group_by clip_coeff", "close matches: clip_coef")
 
 
 def test_what_there_is_not_is_refused_with_what_there_is(capsys):
     make_run("first_20260101_000000", [1, 2, 3, 4])
-    err = refused("outputs/first_20260101_000001", capsys=capsys)
+    err = error_of(capsys, "report", "outputs/first_20260101_000001", status=1)
     assert_names(err, "outputs/first_20260101_000001", "close matches")
     Path("empty").mkdir()
-    assert_names(refused("empty", capsys=capsys), "empty")
-    err = refused("outputs", "--metric", "eval/success_rate", capsys=capsys)
+    assert_names(error_of(capsys, "report", "empty", status=1), "empty")
+    err = error_of(capsys, "report", "outputs", "--metric", "eval/success_rate", status=1)
     assert_names(err, "1 runs", "eval/success_rate", "eval/avg_reward", "--metric")
     make_run("other_20260101_000000", [1, 2, 3, 4], env="Hopper-v5")
-    err = refused("outputs", capsys=capsys)
+    err = error_of(capsys, "report", "outputs", status=1)
     assert_names(err, "2 envs", "CartPole-v1")
-    err = refused("outputs", "--output", "report.pdf", capsys=capsys)
+    err = error_of(capsys, "report", "outputs", "--output", "report.pdf", status=1)
     assert_names(err, "--output report.pdf", ".html, .md, .json")
-    with pytest.raises(SystemExit):
-        report("outputs", "--metrc", "x")
-    assert_names(capsys.readouterr().err, "report", "--metrc", "close matches: metric")
+    err = error_of(capsys, "report", "outputs", "--metrc", "x")
+    assert_names(err, "report", "--metrc", "close matches: metric")
 
 
 def test_a_run_that_cannot_be_read_is_left_out_and_the_report_says_why(capsys):
@@ -340,21 +322,16 @@ def opened(page):
     messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
     # Those of the browser itself, for its own updates, have no page as their initiator.
-    requests = [
-        event["url"]
-        for event in events
-        if event.get("initiator", "not an origin") != "not an origin"
-        and not event.get("url", "file:").startswith(("file:", "data:"))
-    ]
-    return done.stdout, messages, requests
+    of_pages = (e for e in events if e.get("initiator", "not an origin") != "not an origin")
+    urls = [event.get("url", "file:") for event in of_pages]
+    return done.stdout, messages, [u for u in urls if not u.startswith(("file:", "data:"))]
 
 
 @needs_chromium
 def test_five_seeds_open_in_a_browser_without_an_error_or_a_request():
     make_seeds("a", count=4, steps=list(range(1000, 101_000, 1000)))
-    make_run(
-        "a_20260101_000004", [1.0, 2.0, 3.0], seed=5, steps=[1000, 2000, 3000]
-    )  # stopped early
+    stopped = [1000, 2000, 3000]
+    make_run("a_20260101_000004", [1.0, 2.0, 3.0], seed=5, steps=stopped)
     make_seeds("b", gain=2.0, clip_coef=0.3, steps=list(range(1000, 101_000, 1000)))
     report("outputs")
     page = Path("report.html")
@@ -386,11 +363,7 @@ def test_a_hundred_runs_of_fifty_settings_open_too():
 
 
 def test_one_run_that_rl_cli_made_is_reported_on(finished_run):
-    small = [
-        *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
-        *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
-    ]
-    made = finished_run("--config", "ppo.yaml", *small, "--data.total_env_steps", "64")
+    made = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
     report(made, "--output", "one.json")
     data = json.loads(Path("one.json").read_text())
     (group,) = data["groups"]

@@ -18,17 +18,14 @@ pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed"
 
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.sweeps import sweep as sweeps
+from lightning_rl.extensions.sweeps import sweep_settings
 from lightning_rl.extensions.sweeps.journal import JOURNAL, SweepJournal
 from lightning_rl.extensions.sweeps.search import check_first, space_of
 from lightning_rl.extensions.sweeps.sweep import OUTCOMES, _count, _Sweep
-from lightning_rl.extensions.sweeps.sweep_settings import (
-    SweepSettings,
-    kept_settings,
-    sweep_settings,
-)
 from lightning_rl.extensions.sweeps.trials import TrialProcess
 from tests.cli import fake_trial
 from tests.commands import ROOT, Command, rl_cli
+from tests.helpers import error_of
 
 SMALL = [
     *("--config", "ppo.yaml", "--data.num_envs", "4", "--data.buffer_size", "16"),
@@ -40,14 +37,12 @@ SMALL = [
 
 REPORTED_SEEDS = {*range(11, 16), *range(41, 46), *range(61, 71), *range(81, 91)}
 """Of the returns of configs/tuned in docs/results.md, which no search may have seen."""
-
-
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def journal_of(directory):
     """The journal of a sweep, as another process reads it."""
-    settings = kept_settings(directory / "sweep.yaml")
+    settings = sweep_settings.kept_settings(directory / "sweep.yaml")
     return SweepJournal(directory, settings, space_of(settings.space), "max")
 
 
@@ -256,14 +251,6 @@ def test_devices_are_counted(devices, count):
     assert _count(devices) == count
 
 
-def refusal_of(*arguments, capsys, code=1):
-    with pytest.raises(SystemExit) as stop:
-        run(["sweep", *SMALL, *arguments])
-    assert stop.value.code == code
-    assert not Path("outputs").exists()
-    return capsys.readouterr().err
-
-
 GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
 
 
@@ -368,7 +355,8 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
 )
 def test_what_cannot_be_swept_is_refused_before_a_trial_begins(arguments, code, message, capsys):
     Path("search.yaml").touch()
-    assert message in refusal_of(*arguments, capsys=capsys, code=code)
+    assert message in error_of(capsys, "sweep", *SMALL, *arguments, status=code)
+    assert not Path("outputs").exists()
 
 
 def test_a_sweep_that_is_not_there_is_refused(capsys):
@@ -381,9 +369,7 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
         "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
         "outputs/ppo_sweep_3": "It was written by an earlier version: begin a new sweep.",
     }.items():
-        with pytest.raises(SystemExit):
-            run(["sweep", "--resume", given])
-        assert message in capsys.readouterr().err
+        assert message in error_of(capsys, "sweep", "--resume", given)
 
 
 def test_a_file_says_what_is_swept_and_options_say_otherwise(fakes):
@@ -401,16 +387,15 @@ def test_a_file_says_what_is_swept_and_options_say_otherwise(fakes):
 
 
 def test_alone_it_says_that_it_needs_a_config(capsys):
-    with pytest.raises(SystemExit):
-        run(["sweep"])
-    error = capsys.readouterr().err
-    assert_names(error, "--config FILE", "--resume")
+    assert_names(error_of(capsys, "sweep"), "--config FILE", "--resume")
 
 
 def opened(directory, search, space, trials=None, **settings):
     directory = Path(directory)
     directory.mkdir(exist_ok=True)
-    given = SweepSettings(seeds=[1], search=search, space=space, trials=trials, **settings)
+    given = sweep_settings.SweepSettings(
+        seeds=[1], search=search, space=space, trials=trials, **settings
+    )
     journal = SweepJournal(directory, given, space_of(space), "max")
     journal.enter()
     return journal
@@ -469,19 +454,10 @@ def test_a_search_goes_on_with_more_trials_and_alone(fakes, capfd):
     options = ["--sweep.space", space, "--sweep.trials", "1", "--data.total_env_steps", "64"]
     run(["sweep", *SMALL, *options])
     directory, (before,) = state()
-
-    def refusal_of(*arguments):
-        with pytest.raises(SystemExit):
-            run(["sweep", *arguments])
-        return capfd.readouterr().err
-
-    assert_names(refusal_of("--resume", "last", "--sweep.trials", "0"), "trials", "1", "0")
-    assert_names(
-        refusal_of("--resume", "last", "--sweep.seeds", "2"),
-        "--sweep.seeds",
-        "--sweep.jobs",
-        "--sweep.trials",
-    )
+    error = error_of(capfd, "sweep", "--resume", "last", "--sweep.trials", "0")
+    assert_names(error, "trials", "1", "0")
+    error = error_of(capfd, "sweep", "--resume", "last", "--sweep.seeds", "2")
+    assert_names(error, "--sweep.seeds", "--sweep.jobs", "--sweep.trials")
     run(["sweep", "--resume", str(directory), "--sweep.trials", "2"])
     _, after = state()
     assert after[0].params == before.params
@@ -492,9 +468,8 @@ def test_a_sweep_is_run_by_one_process(fakes, capfd):
     first = fake_sweep(*SMALL, "--sweep.seeds", "1", "--data.total_env_steps", "128", pause=60)
     try:
         soon(lambda: is_saved(first, 0))
-        with pytest.raises(SystemExit):
-            run(["sweep", "--resume", "last"])
-        assert_names(capfd.readouterr().err, f"process {first.pid} on ", str(state()[0]))
+        error = error_of(capfd, "sweep", "--resume", "last")
+        assert_names(error, f"process {first.pid} on ", str(state()[0]))
     finally:
         first.kill()
 
@@ -564,12 +539,12 @@ def test_a_string_in_quotes_stays_one(tmp_path):
     first = [{"model.normalize_advantage": "off", "data.env.env_kwargs": {"id": "1"}}]
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump({"space": space, "first": first, "search": "random"}))
-    read = sweep_settings(["--sweep", str(path), "--sweep.trials", "3"])
+    read = sweep_settings.sweep_settings(["--sweep", str(path), "--sweep.trials", "3"])
     assert (read.space, read.first, read.trials) == (space, first, 3)
-    assert kept_settings(path).first == first
+    assert sweep_settings.kept_settings(path).first == first
     check_first(space_of(read.space), read.first)
     given = ["--sweep", "{first: [{x: 'off'}], space: {x: ['off']}, search_args: {n: 'no'}}"]
-    read = sweep_settings([*given, "--sweep.search_args.n", "6"])
+    read = sweep_settings.sweep_settings([*given, "--sweep.search_args.n", "6"])
     assert read.first == [{"x": "off"}]
     assert read.search_args == {"n": 6}, "what is said last counts, and is no YAML in quotes"
 
@@ -606,10 +581,8 @@ def test_without_optuna_it_is_said_what_to_install(monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("lightning_rl.extensions.sweeps")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SystemExit):
-        run(["sweep", "--config", "ppo.yaml"])
     expected = "rl-cli sweep needs a package that is not installed: pip install -e '.[sweep]'"
-    assert expected in capsys.readouterr().err
+    assert expected in error_of(capsys, "sweep", "--config", "ppo.yaml")
 
 
 def test_a_sampler_that_unpickles_the_journal_needs_trust(fakes, capsys):
@@ -623,9 +596,7 @@ def test_a_sampler_that_unpickles_the_journal_needs_trust(fakes, capsys):
         (): "is CmaEsSampler, which unpickles the content of journal.log: that can run code. Add --trust",
         ("--trust_code", "true"): "base.yaml is no configuration",
     }.items():
-        with pytest.raises(SystemExit):
-            run(["sweep", "--resume", str(directory), *trust])
-        assert message in capsys.readouterr().err
+        assert message in error_of(capsys, "sweep", "--resume", directory, *trust)
 
 
 def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(fakes, capfd):

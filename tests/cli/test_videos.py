@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
@@ -22,7 +21,7 @@ from lightning_rl.extensions.videos.film import CAPTION, GAP, Film
 from lightning_rl.extensions.videos.video import _TimeShare
 from lightning_rl.training.callbacks import VideoSettings
 from tests.envs import ScriptedEnv, ScriptedTask
-from tests.helpers import assert_same, assert_same_run, fit_in, last, make_data, make_ppo, train
+from tests.helpers import SMALL_RUN, assert_same, assert_same_run, error_of, last, make_data, train
 from tests.messages import assert_names, refused
 
 pytestmark = pytest.mark.filterwarnings("error:No more videos")
@@ -214,10 +213,7 @@ def test_pictures_of_several_cameras_lie_side_by_side(vectorization):
 
 def invisible(num_envs):
     """An env that nobody can draw."""
-    action = gymnasium.spaces.Discrete(2)
-    return ScriptedTask(
-        num_envs, lambda uniform: {"x": uniform}, lambda *_: ({},), action_space=action
-    )
+    return ScriptedTask(num_envs, lambda uniform: {"x": uniform}, lambda *_: ({},))
 
 
 class BrokenRenderer(PushCube):
@@ -232,6 +228,9 @@ class BrokenRenderer(PushCube):
         return super().render(rows)
 
 
+gymnasium.register("Blind-v0", partial(ScriptedEnv, terminated=True))
+
+
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
@@ -241,9 +240,6 @@ class BrokenRenderer(PushCube):
     ],
 )
 def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reason, tmp_path):
-
-    gymnasium.registry.pop("Blind-v0", None)
-    gymnasium.register("Blind-v0", partial(ScriptedEnv, terminated=True))
     squash = {"squash": True} if env is BrokenRenderer else None
     with refused(UserWarning, names=("videos", reason)) as warned:
         module, _, _ = filmed(tmp_path, env=env, policy=squash)
@@ -266,8 +262,6 @@ def test_nothing_stays_behind(tmp_path):
 
 
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "av", None)
     with refused(names=("'av'", "pip install -e '.[video]'")):
         RLTrainer(run_dir=str(tmp_path), video=True)
@@ -316,13 +310,8 @@ def test_settings_out_of_range_are_refused():
 
 
 def test_no_film_where_nobody_asked_for_one(tmp_path):
-    seed_everything(3)
-    data = make_data()
-    fit_in(tmp_path, make_ppo(data), data)
+    train(tmp_path)
     assert not (tmp_path / "videos").exists()
-
-
-# --- rl-cli play ---
 
 
 EPISODE = re.compile(
@@ -330,21 +319,18 @@ EPISODE = re.compile(
 )
 
 
-def play(*options):
-    """Run the command on a checkpoint whose evaluation is there already."""
-    run(["play", "--ckpt_path", "last", *options])
+PLAY = ("play", "--ckpt_path", "last")
 
 
 @pytest.fixture
 def evaluated(tmp_path, monkeypatch, finished_run):
     """Stand where a run lies with an evaluation of its own; return that file."""
     monkeypatch.chdir(tmp_path)
-    small = ["--data.total_env_steps", "64", "--data.num_envs", "2", "--data.buffer_size", "16"]
-    small += ["--data.num_eval_episodes", "2", "--model.batch_size", "16"]
-    run_dir = finished_run("--config", "ppo.yaml", *small)
-    (run_dir / "evaluation.json").write_text("of more episodes")
-    yield run_dir / "evaluation.json"
-    assert (run_dir / "evaluation.json").read_text() == "of more episodes"
+    run_dir = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
+    evaluation = run_dir / "evaluation.json"
+    evaluation.write_text("of more episodes")
+    yield evaluation
+    assert evaluation.read_text() == "of more episodes"
 
 
 def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, monkeypatch, capfd):
@@ -353,7 +339,7 @@ def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, mo
     make = GymnasiumEnv.show
     monkeypatch.setattr(GymnasiumEnv, "show", lambda env: (opened.append(env), make(env)))
     monkeypatch.setattr(CartPoleEnv, "metadata", {**CartPoleEnv.metadata, "render_fps": 10_000})
-    play()
+    run([*PLAY])
     (env,) = opened
     assert (env.num_envs, env.env_kwargs["render_mode"]) == (1, "human")
     out = capfd.readouterr().out
@@ -366,7 +352,7 @@ def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, mo
 
 
 def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
-    play("--video", "true")
+    run([*PLAY, "--video", "true"])
     film = evaluated.parent.absolute() / "videos" / "play_64.mp4"
     out = capfd.readouterr().out
     seeds, returns, _ = zip(*EPISODE.findall(out), strict=True)
@@ -376,30 +362,18 @@ def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
     assert decode(film)[0].shape[0] > 4
 
 
-def refusal_of(capfd, *options):
-    with pytest.raises(SystemExit) as stop:
-        play(*options)
-    assert stop.value.code == 1
-    return capfd.readouterr().err
-
-
 def test_without_a_window_it_says_how_to_film(evaluated, monkeypatch, capfd):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert_names(refusal_of(capfd), "rl-cli: error:", "DISPLAY", "WAYLAND_DISPLAY", "--video true")
-    task = ["--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", "lightning_rl/CartPole-v0"]
-    assert_names(
-        refusal_of(capfd, "--data.env.id", "lightning_rl/CartPole-v0", *task),
-        "rl-cli: error:",
-        "'lightning_rl/CartPole-v0'",
-        "['rgb_array']",
-        "human",
-        "--video true",
-    )
-    assert_names(
-        refusal_of(capfd, "--data.env", "CartPole"), "rl-cli: error:", "CartPole", "--video true"
-    )
+    error = error_of(capfd, *PLAY, status=1)
+    assert_names(error, "DISPLAY", "WAYLAND_DISPLAY", "--video true")
+    task = "lightning_rl/CartPole-v0"
+    options = ["--data.env.id", task, "--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", task]
+    error = error_of(capfd, *PLAY, *options, status=1)
+    assert_names(error, f"'{task}'", "['rgb_array']", "human", "--video true")
+    error = error_of(capfd, *PLAY, "--data.env", "CartPole", status=1)
+    assert_names(error, "CartPole", "--video true")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

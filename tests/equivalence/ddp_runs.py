@@ -20,40 +20,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import (
-    APG,
-    DQN,
-    FQL,
-    GRPO,
-    GRU,
-    LSTM,
-    PPO,
-    QC,
-    SAC,
-    SHAC,
-    TD3,
-    ActionChunk,
-    ActorCritic,
-    ActorOnly,
-    BehaviorCloning,
-    EpisodeWriter,
-    GripperSAC,
-    HindsightReplay,
-    LeRobotPolicy,
-    NatureCNN,
-    NoiseActorCritic,
-    PerceptronBackbone,
-    PerceptronEncoder,
-    PointMass,
-    PushBlocks,
-    RealTime,
-    ReplayBuffer,
-    ReturnFramesEnv,
-    RLDataModule,
-    ValueAtoms,
-    ValueFit,
-    VLAPolicy,
-)
+import lightning_rl as rl
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.cli.app import RLCLI
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
@@ -68,7 +35,7 @@ from tests import (
     stranger,
 )
 from tests.arms import helped_arm, mixed
-from tests.callbacks import callback, signal_at
+from tests.callbacks import callback, fail, signal_at
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
 from tests.equivalence.test_exploring import MODELS as EXPLORING
@@ -77,11 +44,11 @@ from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
 from tests.golden.make_lerobot import fill
 from tests.helpers import (
-    fit_in,
     last,
     make_collector,
     make_data,
     make_ppo,
+    tensors_of,
     train,
     uncompiled_traces,
 )
@@ -99,19 +66,19 @@ PENDULUM = {
 }
 OFF_POLICY = {
     "env": "Pendulum-v1",
-    "policy": {"normalize_observation": True, "value_atoms": ValueAtoms(11, 5.0)},
-    "model": {"algorithm": SAC, "updates_per_env_step": 0.1, "normalize_reward": True},
-    "data": FIVE | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
+    "policy": {"normalize_observation": True, "value_atoms": rl.ValueAtoms(11, 5.0)},
+    "model": {"algorithm": rl.SAC, "updates_per_env_step": 0.1, "normalize_reward": True},
+    "data": FIVE | {"replay": partial(rl.ReplayBuffer, capacity=100), "total_env_steps": 384},
 }
 HINDSIGHT = OFF_POLICY | {
     "env": "tests/Point-v0",
-    "data": OFF_POLICY["data"] | {"replay": partial(HindsightReplay, capacity=100)},
+    "data": OFF_POLICY["data"] | {"replay": partial(rl.HindsightReplay, capacity=100)},
 }
 HELPED = {
     "PPO": {"model": {"n_epochs": 2, "batch_size": 8}},
     "SAC": {
         "policy": {"normalize_observation": True},
-        "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.1},
+        "model": {"algorithm": rl.GripperSAC, "updates_per_env_step": 0.1},
         "data": {"replay": mixed},
     },
 }
@@ -133,77 +100,44 @@ def rehearse(module, rollout, batch_idx):
 
 RESUMED = PENDULUM | {
     "model": PENDULUM["model"]
-    | {"algorithm": variant(before(PPO, training_step=rehearse), uses_replay=True)},
-    "data": SIX | {"replay": partial(ReplayBuffer, capacity=60)},
+    | {"algorithm": variant(before(rl.PPO, training_step=rehearse), uses_replay=True)},
+    "data": SIX | {"replay": partial(rl.ReplayBuffer, capacity=60)},
 }
 N = 4
 """Envs of each rank where two ranks are compared with one process, which has twice as many."""
-
+GROUPS = {"algorithm": rl.GRPO, "group_size": 2}
 SAME_ROLLOUTS = {
     "ppo": {
         "policy": {"normalize_observation": True},
-        "model": {"normalize_reward": True, "batch_size": N * 16, "vf_coef": 0.5},
+        "model": {"normalize_reward": True, "vf_coef": 0.5},
     },
-    "ppo rollout": {"model": {"normalize_advantage": "rollout", "batch_size": N * 16}},
-    "grpo": {
-        "policy": {"normalize_observation": True},
-        "model": {"algorithm": GRPO, "group_size": 2, "batch_size": N * 16},
-    },
-    "grpo trajectory": {
-        "model": {
-            "algorithm": GRPO,
-            "group_size": 2,
-            "batch_size": N * 16,
-            "aggregation": "trajectory",
-        }
-    },
+    "ppo rollout": {"model": {"normalize_advantage": "rollout"}},
+    "grpo": {"policy": {"normalize_observation": True}, "model": GROUPS},
+    "grpo trajectory": {"model": GROUPS | {"aggregation": "trajectory"}},
     "ppo recurrent": {
-        "policy": {"memory": partial(LSTM, size=8)},
-        "model": {"batch_size": N * 16, "sequence_length": 8, "burn_in": 3},
+        "policy": {"memory": partial(rl.LSTM, size=8)},
+        "model": {"sequence_length": 8, "burn_in": 3},
     },
     "grpo recurrent": {
-        "policy": {"memory": partial(GRU, size=8)},
-        "model": {
-            "algorithm": GRPO,
-            "group_size": 2,
-            "batch_size": N * 16,
-            "sequence_length": 4,
-            "filter_groups": True,
-        },
+        "policy": {"memory": partial(rl.GRU, size=8)},
+        "model": GROUPS | {"sequence_length": 4, "filter_groups": True},
     },
     "ppo warm-up": {
         "model": {
-            "batch_size": N * 16,
             "critic_warmup_iterations": 2,
             "optimizer": partial(torch.optim.AdamW, weight_decay=0.1),
         }
     },
     "ppo with an encoder": {
-        "policy": {"encoder": partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)},
-        "model": {"batch_size": N * 16},
+        "policy": {"encoder": partial(rl.PerceptronEncoder, hidden_sizes=(8,), normalize=True)},
+        "model": {},
     },
-    "ppo warm-up, compiled": {
-        "model": {"batch_size": N * 16, "critic_warmup_iterations": 2, "compile": True}
-    },
+    "ppo warm-up, compiled": {"model": {"critic_warmup_iterations": 2, "compile": True}},
     "grpo, one rank without samples or compiler": {
-        "model": {
-            "algorithm": GRPO,
-            "group_size": 2,
-            "batch_size": N * 16,
-            "filter_groups": True,
-            "compile": True,
-        }
+        "model": GROUPS | {"filter_groups": True, "compile": True}
     },
-    "grpo, one rank without samples": {
-        "model": {"algorithm": GRPO, "group_size": 2, "batch_size": N * 16, "filter_groups": True}
-    },
+    "grpo, one rank without samples": {"model": GROUPS | {"filter_groups": True}},
 }
-
-
-def zero_states(policy, rollout):
-    """The states [N, T+1, S] with which episodes begin."""
-    shape, dtype = policy.extra_fields["state"]
-    return torch.zeros(*rollout.shape, *shape, dtype=dtype)
 
 
 class Replayed(Collector):
@@ -217,8 +151,9 @@ class Replayed(Collector):
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
         if "state" in policy.extra_fields:
+            shape, dtype = policy.extra_fields["state"]
             for rollout in self.rollouts:
-                rollout["state"] = zero_states(policy, rollout)
+                rollout["state"] = torch.zeros(*rollout.shape, *shape, dtype=dtype)  # of starts
                 rollout["state"] = states_of(policy, rollout)
         self.reports_success = True
 
@@ -226,83 +161,88 @@ class Replayed(Collector):
         return self.count_rollout(self.rollouts.pop(0).clone(), envs_were_reset=False, reports={})
 
 
-def record_rollouts(path, count=4):
+def collected(env, policy, steps=16, count=3):
+    """Collect rollouts of an env as if the policy was updated after each."""
+    collector = make_collector(SyncCollector, env, policy, steps, seed=5)
+    rollouts = [collector.collect().clone() for _ in range(count)]
+    for version, rollout in enumerate(rollouts):
+        rollout["policy_version"].fill_(version)
+    return rollouts
+
+
+def record_rollouts(path):
     """Collect rollouts of 2N envs with some policy, and invent what became of them."""
     torch.manual_seed(1)
     data = make_data("CartPole-v1", num_envs=2 * N)
-    policy = make_ppo(data).policy
-    collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
-    rollouts = []
-    for _ in range(count):
-        rollout = collector.collect().clone()
+    rollouts = collected(data._env, make_ppo(data).policy, count=4)
+    for rollout in rollouts:
         done = torch.rand(rollout.shape) < 0.1
         done[N:, -2] = True  # a group that has not ended is no group that agrees
         rollout["terminated"], rollout["truncated"] = done, torch.zeros_like(done)
         rollout["done"] = done
         rollout["reward"] = torch.rand_like(rollout["reward"])
-        rollout["policy_version"].fill_(len(rollouts))
         # Of the groups of two, each on rank 0 has one success, and none of those on rank 1.
-        rollout["success"] = (
-            done & (torch.arange(2 * N) % 2 * (torch.arange(2 * N) < N))[:, None].bool()
-        )
-        rollouts.append(rollout)
+        succeeds = torch.arange(2 * N) % 2 * (torch.arange(2 * N) < N)
+        rollout["success"] = done & succeeds[:, None].bool()
     data.close()
     torch.save(rollouts, path)
 
 
+def data_of(processes, iterations, collector, **more):
+    """Settings of the data of one of some processes, which share 2N envs."""
+    settings = {"num_envs": 2 * N // processes, "total_env_steps": 2 * N * 16 * iterations}
+    return settings | {"collector": collector} | more
+
+
+def trainer_of(processes, **more):
+    return {"limit_val_batches": 0} | (TWO if processes == 2 else {}) | more
+
+
 def same_rollouts(directory, name, processes):
     """Train on the recorded rollouts: `batch_size` is that of each process."""
-    settings = SAME_ROLLOUTS[name]
-    model = settings["model"] | {"n_epochs": 3}
+    settings, rollouts = SAME_ROLLOUTS[name], partial(Replayed, directory / "rollouts.pt")
     return train(
         directory / f"{name} {processes}",
-        data={
-            "num_envs": 2 * N // processes,
-            "collector": partial(Replayed, directory / "rollouts.pt"),
-            "total_env_steps": 2 * N * 16 * 4,
-            "iterations_per_epoch": 4,
-        },
+        data=data_of(processes, 4, rollouts, iterations_per_epoch=4),
         policy=settings.get("policy"),
-        model=model | {"batch_size": model["batch_size"] * 2 // processes},
-        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+        model=settings["model"] | {"n_epochs": 3, "batch_size": 2 * N * 16 // processes},
+        trainer=trainer_of(processes),
     )[0]
 
 
-def a_flow(*spaces):
-    return VLAPolicy(*spaces, PerceptronBackbone((8,), 2), head="flow")
-
-
-SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
 SAME_BATCHES = {
     "sac": {
         "env": "Pendulum-v1",
         "policy": {"num_critics": 3, "normalize_observation": True},
         "model": {"num_target_critics": 2, "policy_delay": 2, "n_steps": 2, "max_grad_norm": 1.0},
     },
-    "td3": {"env": "Pendulum-v1", "algorithm": TD3},
+    "td3": {"env": "Pendulum-v1", "algorithm": rl.TD3},
     "sac of pictures": {
-        "env": SEEN,
-        "policy": {"encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(4,), strides=(2,))},
+        "env": partial(rl.PointMass, max_episode_steps=9, pictures=Pictures(12, 2)),
+        "policy": {"encoder": partial(rl.NatureCNN, size=8, channels=(4,), kernels=(4,), strides=(2,))},
         "model": {"random_shift": 2},
     },
-    "fql": {"env": "Pendulum-v1", "algorithm": FQL, "policy": {"chunk_size": 3}},
-    "qc": {"env": "Pendulum-v1", "algorithm": QC, "policy": {"num_samples": 3}, "model": {"target_samples": 2}},
+    "fql": {"env": "Pendulum-v1", "algorithm": rl.FQL, "policy": {"chunk_size": 3}},
+    "qc": {"env": "Pendulum-v1", "algorithm": rl.QC, "policy": {"num_samples": 3}, "model": {"target_samples": 2}},
     "dqn": {
         "env": "CartPole-v1",
-        "algorithm": DQN,
+        "algorithm": rl.DQN,
         "policy": {"dueling": True},
         "model": {"target_update_interval": 2, "n_steps": 2},
     },
     "sac that steers a flow": {
-        "env": lambda num_envs: ActionChunk(num_envs, TwoDoors, 1),
-        "policy": {"policy_class": NoiseActorCritic, "base": a_flow},
+        "env": lambda num_envs: rl.ActionChunk(num_envs, TwoDoors, 1),
+        "policy": {
+            "policy_class": rl.NoiseActorCritic,
+            "base": lambda *spaces: rl.VLAPolicy(*spaces, rl.PerceptronBackbone((8,), 2), head="flow"),
+        },
         "model": {"random_env_steps": 0, "learning_starts": 32},
     },
 }  # fmt: skip
 """What is drawn from the replay, and for it, is drawn once for all ranks, and each has its part."""
 
 
-class OfAll(ReplayBuffer):
+class OfAll(rl.ReplayBuffer):
     """Holds the rollouts of all ranks, from a file, and gives this one its part of each minibatch."""
 
     def __init__(self, path, *spaces, **settings):
@@ -349,46 +289,41 @@ def drawn_for_all(algorithm):
     return after(same, on_fit_start=lambda module, _: module.generator.manual_seed(5))
 
 
-def record_transitions(directory, count=3):
+def record_transitions(directory):
     """Collect rollouts of 2N envs with untrained actors."""
     for name, settings in SAME_BATCHES.items():
         torch.manual_seed(1)
         data = make_data(settings["env"], num_envs=2 * N)
-        algorithm = settings.get("algorithm", SAC)
+        algorithm = settings.get("algorithm", rl.SAC)
         model = settings.get("model", {})
         policy = make_ppo(data, settings.get("policy"), algorithm, **model).policy
-        collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
-        rollouts = [policy.rollout_for_replay(collector.collect()).clone() for _ in range(count)]
-        for version, rollout in enumerate(rollouts):
-            rollout["policy_version"].fill_(version)
+        rollouts = collected(data._env, policy)
         data.close()
-        torch.save(rollouts, directory / f"{name}.pt")
+        kept = [policy.rollout_for_replay(rollout) for rollout in rollouts]
+        torch.save(kept, directory / f"{name}.pt")
 
 
 def same_batches(directory, name, processes):
     """Train off-policy on the recorded rollouts, by minibatches of 32 of all processes."""
     settings = SAME_BATCHES[name]
     path = directory / f"{name}.pt"
-    same = drawn_for_all(settings.get("algorithm", SAC))
+    same = drawn_for_all(settings.get("algorithm", rl.SAC))
     model = {"algorithm": same, "batch_size": 32 // processes, "updates_per_env_step": 0.1}
     return train(
         directory / f"{name} {processes}",
         env=settings["env"],
-        data={
-            "num_envs": 2 * N // processes,
-            "collector": partial(Replayed, path),
-            "replay": partial(OfAll, path, capacity=300),
-            "total_env_steps": 2 * N * 16 * 3,
-        },
+        data=data_of(
+            processes, 3, partial(Replayed, path), replay=partial(OfAll, path, capacity=300)
+        ),
         policy=settings.get("policy"),
         model=model | settings.get("model", {}),
-        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+        trainer=trainer_of(processes),
     )[0]
 
 
 SAME_SEGMENTS = {
-    "apg": {"model": {"algorithm": APG}, "policy": {"normalize_observation": True}},
-    "shac": {"model": {"algorithm": SHAC, "n_epochs": 3}},
+    "apg": {"model": {"algorithm": rl.APG}, "policy": {"normalize_observation": True}},
+    "shac": {"model": {"algorithm": rl.SHAC, "n_epochs": 3}},
 }
 """Algorithms that step the env themselves: rank r has the episodes and the noise of rows rN to rN + N."""
 
@@ -413,26 +348,22 @@ def rows_of_noise(policy):
 def same_segments(directory, name, processes):
     """Train through segments that are the same in all, by whole rollouts of all processes."""
     settings = SAME_SEGMENTS[name]
-    own = {"policy_class": rows_of_noise(ActorCritic if name == "shac" else ActorOnly)}
+    own = {"policy_class": rows_of_noise(rl.ActorCritic if name == "shac" else rl.ActorOnly)}
     whole = {"batch_size": 2 * N * 16 // processes} if name == "shac" else {}
     return train(
         directory / f"{name} {processes}",
-        env=partial(passing(PointMass, reset=rows_of_all), max_episode_steps=11),
-        data={
-            "num_envs": 2 * N // processes,
-            "collector": lambda context: SyncCollector(replace(context, seed=5)),
-            "total_env_steps": 2 * N * 16 * 3,
-        },
+        env=partial(passing(rl.PointMass, reset=rows_of_all), max_episode_steps=11),
+        data=data_of(processes, 3, lambda context: SyncCollector(replace(context, seed=5))),
         policy=own | settings.get("policy", {}),
         model=settings["model"] | whole,
-        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+        trainer=trainer_of(processes),
     )[0]
 
 
-def record_frames(directory, count=3):
+def record_frames(directory):
     """Record episodes of 3 to 6 steps, and collect rollouts of their frames by 2N envs."""
     box = Box(-1, 1, (3,))
-    writer = EpisodeWriter(directory / "steps", box, Discrete(2), 10)
+    writer = rl.EpisodeWriter(directory / "steps", box, Discrete(2), 10)
     drawn = np.random.default_rng(0)
     for number in range(6):
         length = 3 + number % 4
@@ -442,16 +373,12 @@ def record_frames(directory, count=3):
     writer.finalise()
     torch.manual_seed(1)
     env = frames_in(directory)(2 * N)
-    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = make_collector(SyncCollector, env, policy, 16, seed=5)
-    rollouts = [collector.collect().clone() for _ in range(count)]
-    for version, rollout in enumerate(rollouts):
-        rollout["policy_version"].fill_(version)
-    torch.save(rollouts, directory / "frames.pt")
+    policy = rl.ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    torch.save(collected(env, policy), directory / "frames.pt")
 
 
 def frames_in(directory):
-    return partial(ReturnFramesEnv, path=str(directory / "steps"), bins=7, folds=2)
+    return partial(rl.ReturnFramesEnv, path=str(directory / "steps"), bins=7, folds=2)
 
 
 def same_value(directory, processes):
@@ -459,82 +386,68 @@ def same_value(directory, processes):
     return train(
         directory / f"value {processes}",
         env=frames_in(directory),
-        data={
-            "num_envs": 2 * N // processes,
-            "collector": partial(Replayed, directory / "frames.pt"),
-            "total_env_steps": 2 * N * 16 * 3,
-        },
-        policy={"policy_class": ActorOnly, "normalize_observation": True},
-        model={"algorithm": ValueFit, "folds": 2, "batch_size": 2 * N * 16 // processes},
-        trainer=TWO if processes == 2 else {},
+        data=data_of(processes, 3, partial(Replayed, directory / "frames.pt")),
+        policy={"policy_class": rl.ActorOnly, "normalize_observation": True},
+        model={"algorithm": rl.ValueFit, "folds": 2, "batch_size": 2 * N * 16 // processes},
+        trainer=trainer_of(processes, **EVALUATED),
     )[0]
 
 
 CHUNKS = {
-    "PPO": (PPO, "token"),
-    "GRPO": (GRPO, "token"),
-    "PPO, flow": (PPO, "flow"),
-    "GRPO, LeRobot": (GRPO, "smolvla"),
-    "PPO, in real time": (PPO, "in real time"),
+    "PPO": (rl.PPO, "token"),
+    "GRPO": (rl.GRPO, "token"),
+    "PPO, flow": (rl.PPO, "flow"),
+    "GRPO, LeRobot": (rl.GRPO, "smolvla"),
+    "PPO, in real time": (rl.PPO, "in real time"),
 }
 """Algorithms and heads that are trained on chunks."""
 
 
-def record_chunks(directory, head, count=3):
+def record_chunks(directory, head):
     """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
     if head == "smolvla":
         shutil.copytree(GOLDEN / "tiny_smolvlm", directory / "tiny_smolvlm")
         fill(GOLDEN / head, directory / head)
     torch.manual_seed(1)
     env = chunked(head)(2 * N)
-    collector = make_collector(SyncCollector, env, vla(env, head, directory), 5, seed=5)
-    rollouts = [collector.collect().clone() for _ in range(count)]
-    for version, rollout in enumerate(rollouts):
+    spaces = env.single_observation_space, env.single_action_space
+    rollouts = collected(env, vla(head, directory, *spaces), steps=5)
+    for rollout in rollouts:
         most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
         steps = 1 + (torch.rand(rollout.shape) * most).floor()
         rollout["executed"] = torch.arange(4) < steps[..., None]
-        rollout["policy_version"].fill_(version)
     torch.save(rollouts, directory / f"chunks {head}.pt")
 
 
 def same_chunks(directory, name, processes):
     """Train a VLA on the recorded chunks."""
     algorithm, head = CHUNKS[name]
-    data = RLDataModule(
-        chunked(head),
-        num_envs=2 * N // processes,
-        buffer_size=5,
-        total_env_steps=10**6,
-        iterations_per_epoch=3,
-        collector=partial(Replayed, directory / f"chunks {head}.pt"),
-    )
-    torch.manual_seed(2)
-    policy = vla(chunked(head)(1), head, directory)
-    settings = {"group_size": 2} if algorithm is GRPO else {}
-    module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
-    fit_in(
+    model = GROUPS if algorithm is rl.GRPO else {}
+    return train(
         directory / f"chunks {name} {processes}",
-        module,
-        data,
-        limit_val_batches=0,
-        max_epochs=1,
-        **(TWO if processes == 2 else {}),
-    )
-    return module
+        env=chunked(head),
+        data=data_of(
+            processes, 99, partial(Replayed, directory / f"chunks {head}.pt"), buffer_size=5
+        ),
+        policy={"policy_class": lambda *spaces, hidden_sizes: vla(head, directory, *spaces)},
+        model=model | {"batch_size": 2 * N * 5 // processes, "lr_schedule": "constant"},
+        trainer=trainer_of(processes, max_epochs=1),
+    )[0]
 
 
 def chunked(head):
     execute = 2 if head == "in real time" else None
-    return partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4, execute=execute)
+    return partial(
+        rl.ActionChunk, env=lambda n: rl.PushBlocks(n, size=16), chunk_size=4, execute=execute
+    )
 
 
-def vla(env, head, directory):
-    spaces = env.single_observation_space, env.single_action_space
+def vla(head, directory, *spaces):
     if head == "smolvla":
-        return LeRobotPolicy(*spaces, path=str(directory / head), gradient_checkpointing=True)
+        return rl.LeRobotPolicy(*spaces, path=str(directory / head), gradient_checkpointing=True)
     if head == "in real time":
-        return VLAPolicy(*spaces, head="flow", real_time=RealTime(2, [0, 1, 2]))
-    return VLAPolicy(*spaces, head=head, num_bins=5)
+        return rl.VLAPolicy(*spaces, head="flow", real_time=rl.RealTime(2, [0, 1, 2]))
+    return rl.VLAPolicy(*spaces, head=head, num_bins=5)
 
 
 TWO = {"devices": 2, "strategy": "ddp"}
@@ -585,7 +498,7 @@ EVALUATED = {"limit_val_batches": 1.0}
 def run_on_two(directory, findings, name, *callbacks, into=None, trainer=None, **kwargs):
     """Train on two ranks, without evaluations, and keep what this one found."""
     rows = []
-    setup = TWO | {"limit_val_batches": 0, "callbacks": [note(rows), *callbacks]} | (trainer or {})
+    setup = trainer_of(2, callbacks=[note(rows), *callbacks]) | (trainer or {})
     try:
         module, data, runner = train(directory / (into or name), trainer=setup, **kwargs)
     except (FloatingPointError, ConfigurationError) as caught:
@@ -594,7 +507,7 @@ def run_on_two(directory, findings, name, *callbacks, into=None, trainer=None, *
     findings[name] = {
         "rows": rows,
         "error": None,
-        "state": {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)},
+        "state": tensors_of(module),
         "evaluation": module.evaluation,
         "stop_signal": runner.stop_signal,
         "monitors": {k: float(v) for k, v in runner.callback_metrics.items()},
@@ -647,12 +560,8 @@ def keep_apart(policy, result, rollout):
     policy.normalizer.mean.add_(ranks.rank())
 
 
-APART = after(ActorCritic, update_normalization=keep_apart)
+APART = after(rl.ActorCritic, update_normalization=keep_apart)
 """Keeps statistics of its own process, as a user's policy would."""
-
-
-def no_compiler(*args, **kwargs):
-    raise RuntimeError("no compiler")
 
 
 def main(directory):
@@ -668,20 +577,16 @@ def main(directory):
     for name in SAME_ROLLOUTS:
         with uncompiled_traces():
             if "compiler" in name and ranks.rank() == 1:
-                graphs.standalone_compile = no_compiler
+                graphs.standalone_compile = fail(RuntimeError("no compiler"))
             module = same_rollouts(directory, name, 2)
-        findings[name] = {
-            k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
-        }
+        findings[name] = tensors_of(module)
 
     for name in [*SAME_BATCHES, *SAME_SEGMENTS]:
         same = same_batches if name in SAME_BATCHES else same_segments
-        state = same(directory, name, 2).state_dict()
-        findings[name] = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
+        findings[name] = tensors_of(same(directory, name, 2))
 
     value = same_value(directory, 2)
-    state = {k: v.clone() for k, v in value.state_dict().items() if torch.is_tensor(v)}
-    findings["value"] = {"state": state, "evaluation": value.evaluation}
+    findings["value"] = {"state": tensors_of(value), "evaluation": value.evaluation}
 
     for name in CHUNKS:
         findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
@@ -698,14 +603,9 @@ def main(directory):
     for name, (field, until) in nans.items():
         data = FIVE | {"collector": spoiled(field, until)}
         run(name, **PENDULUM | {"model": {"max_nonfinite_steps": 9, "batch_size": 8}, "data": data})
-    run(
-        "async 0",
-        **PENDULUM | {"data": FIVE | {"collector": partial(AsyncCollector, max_staleness=0)}},
-    )
-    run(
-        "async 1",
-        **PENDULUM | {"data": FIVE | {"collector": partial(AsyncCollector, max_staleness=1)}},
-    )
+    for lag in (0, 1):
+        data = FIVE | {"collector": partial(AsyncCollector, max_staleness=lag)}
+        run(f"async {lag}", **PENDULUM | {"data": data})
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own, trainer=EVALUATED)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
@@ -714,9 +614,14 @@ def main(directory):
     for curve in EXPLORING:
         settings = exploring(curve)
         run(curve, **settings | {"data": settings["data"] | FIVE | {"buffer_size": 16}})
-    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}
-    taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
-    run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})
+    teacher = str(directory / "reduced")
+    run(
+        "taught",
+        env="Pendulum-v1",
+        policy={"policy_class": rl.ActorOnly},
+        model={"algorithm": rl.BehaviorCloning, "teacher": teacher, "batch_size": 8},
+        data=OFF_POLICY["data"] | {"total_env_steps": 256},
+    )
     run("off-policy", **HINDSIGHT)
     run("off-policy, stopped", stops_rank_1(), **HINDSIGHT)
     checkpoint = last(directory / "off-policy, stopped")
@@ -733,12 +638,8 @@ def main(directory):
         data = FIVE | {"total_env_steps": 256} | settings.get("data", {})
         run(f"helped {name}", look, **settings | {"env": helped_arm, "data": data})
         findings[f"helped {name}"]["taken"] = taken
-    run(
-        "refused",
-        **ALL
-        | own
-        | {"model": own["model"] | {"algorithm": after(OwnAlgorithm, on_train_start=forget)}},
-    )
+    forgetful = {"algorithm": after(OwnAlgorithm, on_train_start=forget)}
+    run("refused", **ALL | own | {"model": own["model"] | forgetful})
     run("apart", **PENDULUM | {"policy": {"policy_class": APART, "normalize_observation": True}})
     bf16 = {"precision": "bf16-mixed"}
     run("bf16", trainer=bf16, **PENDULUM)
@@ -750,7 +651,7 @@ def main(directory):
         "uneven",
         env="CartPole-v1",
         data=FIVE | {"num_envs": 4, "total_env_steps": 10_000, "buffer_size": 40},
-        model={"algorithm": GRPO, "group_size": 2, "batch_size": 8},
+        model=GROUPS | {"batch_size": 8},
         trainer={"max_steps": 4},
     )
     for name in stranger.RUNS:
@@ -763,15 +664,13 @@ def strangers_run(directory, name):
     sys.path.append(str(stranger.FOLDER))
     (directory / f"stranger{ranks.rank()}").mkdir(exist_ok=True)
     with chdir(directory / f"stranger{ranks.rank()}"):
-        config = stranger.write_config(name, trainer=TWO | {"limit_val_batches": 0})
+        config = stranger.write_config(name, trainer=trainer_of(2))
         try:
-            run = RLCLI(
-                ["fit", f"--config={config}", f"--trainer.run_dir={directory}/stranger-{name}"]
-            )
+            run_dir = f"--trainer.run_dir={directory}/stranger-{name}"
+            run = RLCLI(["fit", f"--config={config}", run_dir])
         except ConfigurationError as refusal:
             return str(refusal)
-    state = run.model.state_dict()
-    return {key: value.clone() for key, value in state.items() if torch.is_tensor(value)}
+    return tensors_of(run.model)
 
 
 SAVED = OFF_POLICY | {"data": OFF_POLICY["data"] | {"iterations_per_epoch": 2}}
@@ -789,24 +688,15 @@ def killed(directory):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         os.replace = replaced
-    train(directory / "killed", trainer=TWO | {"limit_val_batches": 0}, **SAVED)
+    train(directory / "killed", trainer=trainer_of(2), **SAVED)
 
 
 def resumed(directory):
     """Go on with that run, and train another to its end."""
-    quiet = TWO | {"limit_val_batches": 0}
-    train(directory / "whole", trainer=quiet, **SAVED)
+    train(directory / "whole", trainer=trainer_of(2), **SAVED)
     checkpoint = last(directory / "killed")
-    train(directory / "killed", trainer=quiet, ckpt_path=checkpoint, **SAVED)
-
-
-def strangers(directory):
-    """Train those of docs/examples alone."""
-    findings = {f"stranger {name}": strangers_run(directory, name) for name in stranger.RUNS}
-    torch.save(findings, directory / f"rank{ranks.rank()}.pt")
+    train(directory / "killed", trainer=trainer_of(2), ckpt_path=checkpoint, **SAVED)
 
 
 if __name__ == "__main__":
-    {"all": main, "killed": killed, "resumed": resumed, "stranger": strangers}[sys.argv[2]](
-        Path(sys.argv[1])
-    )
+    {"all": main, "killed": killed, "resumed": resumed}[sys.argv[2]](Path(sys.argv[1]))

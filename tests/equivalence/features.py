@@ -26,9 +26,8 @@ class MinimalInfo(gymnasium.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
         if self.steps % 2:
-            info = info | {"metrics": {"steps": self.steps}}
-        if terminated and self.steps % 2:
-            info = info | {"success": True}
+            success = {"success": True} if terminated else {}
+            info = info | {"metrics": {"steps": self.steps}} | success
         return observation, reward, terminated, truncated, info
 
 
@@ -69,11 +68,10 @@ class OwnPolicy(Policy):
 
     def evaluate_actions(self, td):
         log_probs = self.log_probs(td)
-        result = {
-            "sample_log_prob": log_probs.gather(-1, td["action"][..., None]).squeeze(-1),
-            "entropy": -(log_probs.exp() * log_probs).sum(-1),
-            "value": self.critic(self.features(td)).squeeze(-1),
-        }
+        chosen = log_probs.gather(-1, td["action"][..., None]).squeeze(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        value = self.critic(self.features(td)).squeeze(-1)
+        result = {"sample_log_prob": chosen, "entropy": entropy, "value": value}
         return TensorDict(result, td.batch_size)
 
     def update_normalization(self, rollout):
@@ -103,18 +101,6 @@ class OwnAlgorithm(PPO):
 
 ALL = {
     "env": make_env,
-    "data": {
-        "num_envs": 4,
-        "buffer_size": 16,
-        "total_env_steps": 2 * 4 * 16 * 5,
-        "iterations_per_epoch": 5,
-        "num_eval_episodes": 8,
-    },
-    "model": {
-        "algorithm": OwnAlgorithm,
-        "n_epochs": 2,
-        "batch_size": 32,
-        "lr_schedule": "adaptive",
-        "learning_rate": 1e-3,
-    },
+    "data": {"total_env_steps": 2 * 4 * 16 * 5, "iterations_per_epoch": 5, "num_eval_episodes": 8},
+    "model": {"algorithm": OwnAlgorithm, "lr_schedule": "adaptive", "learning_rate": 1e-3},
 }

@@ -19,20 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_rl import (
-    GRPO,
-    PPO,
-    ActionChunk,
-    AsyncCollector,
-    Backbone,
-    BehaviorCloning,
-    FSDP2Strategy,
-    PushBlocks,
-    RLDataModule,
-    SlowPolicy,
-    TransformersBackbone,
-    VLAPolicy,
-)
+import lightning_rl as rl
 from lightning_rl.collectors.weights import changing_weights
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.system import ranks
@@ -43,7 +30,7 @@ from tests.numerics.test_vla_loading import CONFIGS
 from tests.variants import after, before, passing
 
 
-class Layers(Backbone):
+class Layers(rl.Backbone):
     """Layers of one size, of which one at a time is gathered."""
 
     blocks = ("layers.*",)
@@ -73,10 +60,6 @@ class Layer(nn.Linear):
         return x + super().forward(x).tanh()
 
 
-def look(env, action):
-    BYTES.look()
-
-
 def reward_actions(env, result, action):
     """Rewards what the actions are."""
     observation, _, terminated, truncated, info = result
@@ -84,13 +67,13 @@ def reward_actions(env, result, action):
     return observation, action.mean(2).sum(1), terminated, truncated, info
 
 
-REWARDING = before(after(ActionChunk, step=reward_actions), step=look)
+REWARDING = before(after(rl.ActionChunk, step=reward_actions), step=lambda *_: BYTES.look())
 """On rank 0 episodes end after three chunks, on rank 1 after five."""
 
 
 def chunked(num_envs):
     limit = 5 + 4 * int(os.environ.get("RANK", 0))
-    return REWARDING(num_envs, lambda n: PushBlocks(n, size=16, max_episode_steps=limit), 2)
+    return REWARDING(num_envs, lambda n: rl.PushBlocks(n, size=16, max_episode_steps=limit), 2)
 
 
 class Bytes(TorchDispatchMode):
@@ -128,26 +111,24 @@ class Bytes(TorchDispatchMode):
         self.peak = max(self.peak, sum(sizes.values()))
 
 
-PEAKS = (
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.mm.default,
-    torch.ops.aten._fused_adam_.default,
-)
+ATEN = torch.ops.aten
+PEAKS = (ATEN.addmm.default, ATEN.mm.default, ATEN._fused_adam_.default)
 """Operations after which it looks: in a block's forward and backward pass, and in the step."""
 
 BYTES = Bytes()
 
 
-def begin_to_measure(trainer, module):
-    BYTES.module, BYTES.peak = module, 0
-
-
 def measures():
     """Make callbacks that measure an update, and all rollouts (in `REWARDING`)."""
+
+    def begin(trainer, module):
+        BYTES.module, BYTES.peak = module, 0
+
+    def end(trainer, module):
+        BYTES.module = None
+
     return [
-        callback(
-            on_train_start=begin_to_measure, on_train_end=lambda *_: setattr(BYTES, "module", None)
-        ),
+        callback(on_train_start=begin, on_train_end=end),
         at_iteration(1, lambda trainer: BYTES.__enter__(), "on_train_batch_start"),
         at_iteration(2, lambda trainer: BYTES.__exit__(None, None, None)),
     ]
@@ -162,7 +143,7 @@ def uneven(module, rollout, keys, mask=None):
     return rollout, keys, mask
 
 
-UNEVEN = passing(PPO, minibatches=uneven)
+UNEVEN = passing(rl.PPO, minibatches=uneven)
 
 
 def raise_penalty(module, *_):
@@ -170,7 +151,7 @@ def raise_penalty(module, *_):
     module.penalty = getattr(module, "penalty", 1.0) * (2 + ranks.rank())
 
 
-PENALISED = after(GRPO, training_step=raise_penalty)
+PENALISED = after(rl.GRPO, training_step=raise_penalty)
 PENALISED.__module__ = __name__  # a user's: those of the package save no such numbers
 
 
@@ -199,34 +180,24 @@ def run(
     seed_everything(3)
     settings = {"num_envs": 4, "buffer_size": 5, "num_eval_episodes": 3, "num_eval_envs": 2}
     settings |= {"total_env_steps": 10**6, "iterations_per_epoch": 1}
-    data = RLDataModule(chunked, **settings | (data or {}))
+    data = rl.RLDataModule(chunked, **settings | (data or {}))
     spaces = data.observation_space, data.action_space
-    made = VLAPolicy(*spaces, backbone=backbone(), num_bins=5, **(policy or {}))
+    made = rl.VLAPolicy(*spaces, backbone=backbone(), num_bins=5, **(policy or {}))
     made = made if wrap is None else wrap(*spaces, lambda *_: made)
-    own = {"group_size": 2, "kl_coef": 0.5} if issubclass(algorithm, GRPO) else {}
+    own = {"group_size": 2, "kl_coef": 0.5} if issubclass(algorithm, rl.GRPO) else {}
     module = algorithm(made, n_epochs=1, batch_size=8, learning_rate=1e-3, **own | model)
     settings = {"max_epochs": 3, "limit_val_batches": 0, "logger": False}
-    runner = fit_in(
-        run_dir,
-        module,
-        data,
-        ckpt_path=ckpt_path,
-        strategy=strategy,
-        devices=devices,
-        **(settings | (trainer or {})),
-    )
-    return module, runner
+    settings |= {"strategy": strategy, "devices": devices} | (trainer or {})
+    return module, fit_in(run_dir, module, data, ckpt_path=ckpt_path, **settings)
 
 
 def found(module, runner):
     """Return what is compared: weights, optimizer, metrics of the last iteration, evaluation."""
-    optimizer = runner.strategy.optimizer_state(runner.optimizers[0])
     named = dict(module.policy.named_parameters())
-    sent = [name for name in changing_weights(module.policy) if name in named]
     return {
-        "sent": sent,
+        "sent": [name for name in changing_weights(module.policy) if name in named],
         "state": {k: v for k, v in whole_state(module).items() if torch.is_tensor(v)},
-        "optimizer": optimizer,
+        "optimizer": runner.strategy.optimizer_state(runner.optimizers[0]),
         "metrics": {k: v for k, v in module.metrics.items() if not k.startswith("charts")},
         "evaluation": module.evaluation,
         "peak": BYTES.peak,
@@ -234,56 +205,56 @@ def found(module, runner):
     }
 
 
+def keep(directory, findings, name, *args, **settings):
+    findings[name] = found(*run(directory / name, *args, **settings))
+
+
 TWICE = {"max_epochs": 2}
 
 
 def quick(directory, findings):
-    sharded = FSDP2Strategy(acting="sharded")
+    sharded = rl.FSDP2Strategy(acting="sharded")
     # Lightning's strategies replace the attribute `forward`, which is nothing to save.
     warnings.filterwarnings("error", ".*register_buffer")
+    note = partial(keep, directory, findings)
     for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
-        watched = TWICE | {"callbacks": measures()}
-        findings[f"PPO {name}"] = found(
-            *run(directory / f"PPO {name}", PPO, strategy, trainer=watched)
-        )
+        note(f"PPO {name}", rl.PPO, strategy, trainer=TWICE | {"callbacks": measures()})
         # Three micro-batches on rank 0, and four on rank 1, whose episodes are longer.
-        run_dir, small = directory / f"GRPO {name}", {"policy": scaled(directory)}
-        findings[f"GRPO {name}"] = found(*run(run_dir, PENALISED, name, **small, trainer=TWICE))
-        again = {"ckpt_path": last(run_dir)}
-        findings[f"resumed {name}"] = found(
-            *run(directory / f"resumed {name}", PENALISED, name, **small | again)
-        )
+        small = {"policy": scaled(directory)}
+        note(f"GRPO {name}", PENALISED, name, **small, trainer=TWICE)
+        again = {"ckpt_path": last(directory / f"GRPO {name}")}
+        note(f"resumed {name}", PENALISED, name, **small | again)
 
 
 def killed(directory, findings):
-    run(directory / "killed", GRPO, "fsdp", trainer={"callbacks": [signal_at(2, signal.SIGKILL)]})
+    run(
+        directory / "killed", rl.GRPO, "fsdp", trainer={"callbacks": [signal_at(2, signal.SIGKILL)]}
+    )
 
 
 def slow(directory, findings):
-    def note(name, *args, **settings):
-        findings[name] = found(*run(directory / name, *args, **settings))
-
-    note("whole", GRPO, "fsdp")
-    note("acts whole", PPO, "fsdp", trainer=TWICE | {"callbacks": measures()})
-    note("acts sharded", PPO, FSDP2Strategy("sharded"))
-    note("resumed", GRPO, "fsdp", ckpt_path=last(directory / "killed"))
+    note = partial(keep, directory, findings)
+    note("whole", rl.GRPO, "fsdp")
+    note("acts whole", rl.PPO, "fsdp", trainer=TWICE | {"callbacks": measures()})
+    note("acts sharded", rl.PPO, rl.FSDP2Strategy("sharded"))
+    note("resumed", rl.GRPO, "fsdp", ckpt_path=last(directory / "killed"))
     for strategy in ("ddp", "fsdp"):
         note(f"uneven {strategy}", UNEVEN, strategy)
         note(f"micro {strategy}", UNEVEN, strategy, policy={"micro_batch_size": 3})
-        note(f"warm-up {strategy}", PPO, strategy, critic_warmup_iterations=2)
-        note(f"bf16 {strategy}", PPO, strategy, trainer={"precision": "bf16-mixed"})
-        note(f"shown {strategy}", GRPO, strategy, **SHOWN)
-        note(f"lora {strategy}", GRPO, strategy, **lora(strategy))
-    note("shown sharded", GRPO, FSDP2Strategy("sharded"), **SHOWN)
+        note(f"warm-up {strategy}", rl.PPO, strategy, critic_warmup_iterations=2)
+        note(f"bf16 {strategy}", rl.PPO, strategy, trainer={"precision": "bf16-mixed"})
+        note(f"shown {strategy}", rl.GRPO, strategy, **SHOWN)
+        note(f"lora {strategy}", rl.GRPO, strategy, **lora(strategy))
+    note("shown sharded", rl.GRPO, rl.FSDP2Strategy("sharded"), **SHOWN)
     for lag in (0, 1):
-        data = {"collector": partial(AsyncCollector, max_staleness=lag)}
-        note(f"async {lag}", GRPO, "fsdp", data=data)
-    note("meta", GRPO, "fsdp", backbone=partial(Layers, meta=True))
-    note("wrapped", GRPO, "fsdp", wrap=partial(SlowPolicy, delay_ms=0.0))
+        data = {"collector": partial(rl.AsyncCollector, max_staleness=lag)}
+        note(f"async {lag}", rl.GRPO, "fsdp", data=data)
+    note("meta", rl.GRPO, "fsdp", backbone=partial(Layers, meta=True))
+    note("wrapped", rl.GRPO, "fsdp", wrap=partial(rl.SlowPolicy, delay_ms=0.0))
     teacher = str(last(directory / "whole"))
     for strategy in ("ddp", "fsdp"):
-        note(f"taught {strategy}", BehaviorCloning, strategy, teacher=teacher, trust_code=True)
-        note(f"warm start {strategy}", GRPO, strategy, trainer={"init_from": teacher})
+        note(f"taught {strategy}", rl.BehaviorCloning, strategy, teacher=teacher, trust_code=True)
+        note(f"warm start {strategy}", rl.GRPO, strategy, trainer={"init_from": teacher})
 
 
 SHOWN = {
@@ -296,23 +267,15 @@ SHOWN = {
 def lora(strategy):
     """A model of transformers with an adapter, in the background; on rank 1 it begins on meta."""
     settings = {"config": CONFIGS["smolvlm"], "lora": {"r": 2}, "meta": strategy == "fsdp"}
-    backbone = partial(TransformersBackbone, "hf_config", **settings)
-    data = {"collector": partial(AsyncCollector, max_staleness=0), "num_envs": 2}
+    backbone = partial(rl.TransformersBackbone, "hf_config", **settings)
+    data = {"collector": partial(rl.AsyncCollector, max_staleness=0), "num_envs": 2}
     return {"backbone": backbone, "data": data, "policy": {"micro_batch_size": 4}}
 
 
 def four(directory, findings):
-    path = last(directory / "whole")
-    findings["resumed"] = found(
-        *run(
-            directory / "four",
-            GRPO,
-            "fsdp",
-            devices=int(os.environ["WORLD_SIZE"]),
-            ckpt_path=path,
-            trainer={"max_epochs": 4},
-        )
-    )
+    path, devices = last(directory / "whole"), int(os.environ["WORLD_SIZE"])
+    settings = {"devices": devices, "ckpt_path": path, "trainer": {"max_epochs": 4}}
+    findings["resumed"] = found(*run(directory / "four", rl.GRPO, "fsdp", **settings))
 
 
 if __name__ == "__main__":

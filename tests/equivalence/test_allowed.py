@@ -7,28 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import lightning_rl as rl
 import tests.envs  # noqa: F401  # registers envs
-from lightning_rl import (
-    GRPO,
-    SAC,
-    ActionMask,
-    AsyncCollector,
-    BehaviorCloning,
-    DatasetCollector,
-    EpisodeWriter,
-    GymnasiumEnv,
-    ReplayBuffer,
-)
 from lightning_rl.cli.app import run
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
+from tests.equivalence.test_async import background
 from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe
 
-
-def masked(num_envs, vectorization="sync"):
-    env_id, wrappers = "tests/ReportsActionMask-v0", [ActionMask]
-    return GymnasiumEnv(num_envs, env_id, vectorization=vectorization, wrappers=wrappers)
+masked = partial(rl.GymnasiumEnv, id="tests/ReportsActionMask-v0", wrappers=[rl.ActionMask])
 
 
 RUNS = {
@@ -36,7 +24,7 @@ RUNS = {
     "masks, workers": {"env": partial(masked, vectorization="async"), "data": TWO_ENVS},
     "masks of a torch env, GRPO": {
         "env": MaskProbe,
-        "model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},
+        "model": {"algorithm": rl.GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},
         "data": {"buffer_size": 32, "total_env_steps": 4 * 32 * 5},
     },
     "parts of a torch env, squashed": {"env": StructureProbe, "policy": {"squash": True}},
@@ -48,8 +36,8 @@ RUNS = {
     "noise, SAC": {
         "env": "Pendulum-v1",
         "policy": {"noise_correlation": 0.9},
-        "model": {"algorithm": SAC},
-        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(ReplayBuffer, capacity=60)},
+        "model": {"algorithm": rl.SAC},
+        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(rl.ReplayBuffer, capacity=60)},
     },
 }  # fmt: skip
 """Episodes go on where rollouts end, so that a run is stopped amid the noise of each."""
@@ -83,9 +71,8 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     settings = RUNS[name]
-    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
     train(tmp_path / "sync", **settings)
-    data = settings.get("data", {}) | {"collector": background}
+    data = settings.get("data", {}) | {"collector": background(0)}
     train(tmp_path / "async", **settings | {"data": data})
     for key in ("state_dict", "optimizer_states"):
         assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
@@ -93,7 +80,7 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, 
 
 def record(env, path, forbidden=False):
     """Write four episodes of the first action that is allowed, or of the first one that is not."""
-    writer = EpisodeWriter(
+    writer = rl.EpisodeWriter(
         path, env.single_observation_space, env.single_action_space, env.render_fps
     )
     for seed in range(4):
@@ -114,10 +101,10 @@ def record(env, path, forbidden=False):
 def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
     pytest.importorskip("pyarrow", reason="datasets need the extra data")
     record(masked(1), tmp_path / "data", forbidden)
-    demonstrations = partial(DatasetCollector, path=str(tmp_path / "data"))
+    demonstrations = partial(rl.DatasetCollector, path=str(tmp_path / "data"))
     settings = {
         "env": masked,
-        "model": {"algorithm": BehaviorCloning, "n_epochs": 20, "learning_rate": 1e-2},
+        "model": {"algorithm": rl.BehaviorCloning, "n_epochs": 20, "learning_rate": 1e-2},
         "data": {
             "collector": demonstrations,
             "total_env_steps": 28 * 40,

@@ -15,16 +15,14 @@ from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import PAYS_FROM, CompileDecision, StepsCompileDecision
 from tests.algorithms import peek
-from tests.callbacks import callback
+from tests.callbacks import callback, fail
 from tests.helpers import assert_same_run, last, load, parsed_config, train
 from tests.messages import assert_names, refused
 from tests.variants import after, variant
 
-CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
-
-OF_ANOTHER = {"compiled": True, "cpu": "Z80, no vectors"}
 
 
 def computing(run_dir):
@@ -91,8 +89,7 @@ def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compi
     ]
 
 
-def no_compiler(*args, **kwargs):
-    raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
+no_compiler = fail(RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"))
 
 
 @pytest.mark.parametrize(
@@ -132,10 +129,7 @@ def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
 
 
 def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise AssertionError
-
-    monkeypatch.setattr(graphs, "standalone_compile", fail)
+    monkeypatch.setattr(graphs, "standalone_compile", fail(AssertionError))
     with refused(UserWarning, names=("update", "AssertionError")):
         module, *_ = train(tmp_path, model={"compile": True})
     assert module.optimizer_steps == STEPS
@@ -177,7 +171,7 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
 
 def test_on_another_cpu_it_says_what_that_means():
     with refused(UserWarning, names=("Z80, no vectors", choice.cpu())):
-        assert CompileDecision("auto", 0, OF_ANOTHER).compiled
+        assert CompileDecision("auto", 0, {"compiled": True, "cpu": "Z80, no vectors"}).compiled
 
 
 @pytest.mark.parametrize("kind", [CompileDecision, StepsCompileDecision])

@@ -1,22 +1,13 @@
 """Steps of batched torch envs by graphs: what they take and leave is what eager steps do."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import (
-    ActorCritic,
-    AsyncCollector,
-    CartPole,
-    CartPoleSwingUp,
-    PointMass,
-    PushBlocks,
-    PushCube,
-    SquashedActorCritic,
-    SyncCollector,
-)
+import lightning_rl as rl
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import StepWriter
@@ -24,31 +15,28 @@ from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
 from tests.envs import ScriptedTask, Walk
-from tests.helpers import assert_same, load, make_collector, train
+from tests.helpers import assert_same, last, make_collector, train
 from tests.messages import assert_names, refused
 from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
 from tests.variants import passing, variant
 
 
-def choice(compiled):
-    return StepsCompileDecision(compiled, None)
+def acting_by(cls=rl.ActorCritic, **settings):
+    """Return what makes a policy for an env."""
+    own = {"hidden_sizes": (16,)} if cls is not ScriptedPolicy else {}
+    return lambda env: cls(env.single_observation_space, env.single_action_space, **own, **settings)
 
 
 def collector_of(
-    make_env, compiled, steps, make_policy=None, episode_settings=None, cls=SyncCollector, **more
+    make_env, compiled, steps, make_policy=None, episode_settings=None, cls=rl.SyncCollector, **more
 ):
     env = make_env()
     torch.manual_seed(1)
-    policy = (make_policy or perceptron)(env)
+    policy = (make_policy or acting_by())(env)
     settings = {"episode_settings": episode_settings} if episode_settings else {}
-    settings |= {"compilation": choice(compiled)}
+    settings |= {"compilation": StepsCompileDecision(compiled, None)}
     return make_collector(cls, env, policy, steps, 1, **settings, **more)
-
-
-def perceptron(env):
-    spaces = env.single_observation_space, env.single_action_space
-    return ActorCritic(*spaces, hidden_sizes=(16,))
 
 
 def is_compiled(collector):
@@ -104,55 +92,34 @@ def assert_follows(
     assert_same(ours._loop._generator.get_state(), theirs._loop._generator.get_state())
 
 
-def cart_pole():
-    return CartPole(8)
-
-
 def test_a_thousand_steps_of_cart_pole_compiled_by_inductor_are_those_of_eager_stepping():
-    assert_follows(cart_pole, 125, 8)
-
-
-def lstm(env):
-    spaces = env.single_observation_space, env.single_action_space
-    return ActorCritic(*spaces, hidden_sizes=(16,), memory=lambda size: LSTM(size, 8))
-
-
-def correlated(env):
-    spaces = env.single_observation_space, env.single_action_space
-    return ActorCritic(*spaces, hidden_sizes=(16,), noise_correlation=0.9)
-
-
-def squashed(env):
-    spaces = env.single_observation_space, env.single_action_space
-    return SquashedActorCritic(*spaces, hidden_sizes=(16,), num_critics=2)
+    assert_follows(lambda: rl.CartPole(8), 125, 8)
 
 
 def of_pictures(space):
-    def small(pictures):
-        return ImpalaCNN(pictures, 8, (4,))
-
     if isinstance(space, Box):
         return SpatialSoftmaxCNN(space, 4, (4,), (3,), (1,))
     pictures = next(key for key, child in space.items() if len(child.shape) == 3)
-    return DictEncoder(space, {pictures: small})
+    return DictEncoder(space, {pictures: lambda space: ImpalaCNN(space, 8, (4,))})
 
 
-def seen(env):
-    spaces = env.single_observation_space, env.single_action_space
-    return ActorCritic(*spaces, hidden_sizes=(16,), encoder=of_pictures)
-
-
+SEEING = acting_by(encoder=of_pictures)
+SAC_ACTOR = acting_by(rl.SquashedActorCritic, num_critics=2)
+CUBES = partial(rl.PushCube, 6, max_episode_steps=9)
 PAIRS = {
-    "PushCube": (lambda: PushCube(96, max_episode_steps=20), None),
-    "PointMass": (lambda: PointMass(8, max_episode_steps=20), None),
-    "CartPoleSwingUp": (lambda: CartPoleSwingUp(8, max_episode_steps=20), None),
-    "PushBlocks": (lambda: PushBlocks(3, max_episode_steps=7, size=8), seen),
-    "pictures": (lambda: PushCube(3, max_episode_steps=7, pictures=Pictures(8, 2, True)), seen),
-    "memory": (lambda: RecallProbe(6), lstm),
-    "noise": (lambda: PushCube(6, max_episode_steps=9), correlated),
-    "masks": (lambda: MaskProbe(6), None),
-    "parts": (lambda: StructureProbe(6), None),
-    "SAC's actor": (lambda: PushCube(6, max_episode_steps=9), squashed),
+    "PushCube": (partial(rl.PushCube, 96, max_episode_steps=20), None),
+    "PointMass": (partial(rl.PointMass, 8, max_episode_steps=20), None),
+    "CartPoleSwingUp": (partial(rl.CartPoleSwingUp, 8, max_episode_steps=20), None),
+    "PushBlocks": (partial(rl.PushBlocks, 3, max_episode_steps=7, size=8), SEEING),
+    "pictures": (
+        partial(rl.PushCube, 3, max_episode_steps=7, pictures=Pictures(8, 2, True)),
+        SEEING,
+    ),
+    "memory": (partial(RecallProbe, 6), acting_by(memory=lambda size: LSTM(size, 8))),
+    "noise": (CUBES, acting_by(noise_correlation=0.9)),
+    "masks": (partial(MaskProbe, 6), None),
+    "parts": (partial(StructureProbe, 6), None),
+    "SAC's actor": (CUBES, SAC_ACTOR),
 }
 
 
@@ -170,29 +137,23 @@ def test_starts_of_many_numbers_are_made_of_the_rows_that_need_one(name, traced_
     assert (steps.reset_mode.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
 
 
+SHORT_CUBES = partial(rl.PushCube, 8, max_episode_steps=5)
+OF_GROUPS = EpisodeSettings(group_size=4, reset_every_rollout=True, first_episode_only=True)
+
+
 def test_groups_that_end_early_are_stepped_as_eagerly(traced_only):
-    episode_settings = EpisodeSettings(
-        group_size=4, reset_every_rollout=True, first_episode_only=True
-    )
-    env = lambda: PushCube(8, max_episode_steps=5)  # noqa: E731
-    assert_follows(env, 12, 3, episode_settings=episode_settings)
+    assert_follows(SHORT_CUBES, 12, 3, episode_settings=OF_GROUPS)
 
 
 def test_what_ends_early_is_not_stepped_beyond(traced_only):
-    episode_settings = EpisodeSettings(
-        group_size=4, reset_every_rollout=True, first_episode_only=True
-    )
-    collector = collector_of(
-        lambda: PushCube(8, max_episode_steps=5), True, 12, episode_settings=episode_settings
-    )
+    collector = collector_of(SHORT_CUBES, True, 12, episode_settings=OF_GROUPS)
     assert collector.collect().shape == (8, 6)
     assert collector._loop._writers[0].actor._writer.steps.ahead == 1
 
 
 def test_in_the_background_without_lag_it_collects_the_same(traced_only):
-    make = lambda: PushCube(6, max_episode_steps=9)  # noqa: E731
-    ours = collector_of(make, True, 16, cls=AsyncCollector, max_staleness=0, timeout_s=60)
-    theirs = collector_of(make, False, 16)
+    ours = collector_of(CUBES, True, 16, cls=rl.AsyncCollector, max_staleness=0, timeout_s=60)
+    theirs = collector_of(CUBES, False, 16)
     assert is_compiled(ours)
     try:
         for _ in range(3):
@@ -210,7 +171,7 @@ def test_in_the_background_without_lag_it_collects_the_same(traced_only):
 
 def test_all_rollout_buffers_share_what_a_cuda_graph_writes(traced_only):
     """Otherwise each rollout in the background would capture the graph again."""
-    collector = collector_of(lambda: PushCube(6), True, 4)
+    collector = collector_of(lambda: rl.PushCube(6), True, 4)
     (writer,) = (one.actor._writer for one in collector._loop._writers)
     writer.steps._device = torch.device("cuda")
     rollouts = [collector.collect().clone() for _ in range(2)]
@@ -220,15 +181,11 @@ def test_all_rollout_buffers_share_what_a_cuda_graph_writes(traced_only):
     assert not {slot.data_ptr() for slot in slots} & {p.data_ptr() for p in first.places}
 
 
-def weights(checkpoint):
-    return load(checkpoint)["state_dict"]
-
-
 def run(tmp_path, name, iterations, **more):
     data = {"num_envs": 6, "buffer_size": 16, "total_env_steps": 96 * 8, "iterations_per_epoch": 2}
     return train(
         tmp_path / name,
-        env=lambda n: PushCube(n, max_episode_steps=9),
+        env=lambda n: rl.PushCube(n, max_episode_steps=9),
         data=data | {"num_eval_episodes": 2},
         model={"compile": True, "batch_size": 48, "n_epochs": 2},
         trainer={"max_steps": iterations},
@@ -242,27 +199,15 @@ def test_a_compiled_run_that_is_resumed_equals_the_uninterrupted_one_to_the_bit(
     whole, data, _ = run(tmp_path, "whole", 8)
     assert data.collector is None
     run(tmp_path, "first", 4)
-    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
-    again, *_ = run(tmp_path, "second", 8, ckpt_path=str(last))
+    again, *_ = run(tmp_path, "second", 8, ckpt_path=last(tmp_path / "first"))
     assert again.step_compilation.compiled
     assert_same(dict(whole.state_dict()), dict(again.state_dict()))
 
 
 def test_sac_warms_up_plainly_and_goes_on_compiled(tmp_path, traced_only):
-    episode_settings = EpisodeSettings(random_env_steps=200)
-    ours = collector_of(
-        lambda: PushCube(6, max_episode_steps=9),
-        True,
-        16,
-        squashed,
-        episode_settings=episode_settings,
-    )
-    theirs = collector_of(
-        lambda: PushCube(6, max_episode_steps=9),
-        False,
-        16,
-        squashed,
-        episode_settings=episode_settings,
+    warm_up = EpisodeSettings(random_env_steps=200)
+    ours, theirs = (
+        collector_of(CUBES, compiled, 16, SAC_ACTOR, warm_up) for compiled in (True, False)
     )
     for _ in range(5):
         assert_alike(ours.collect(), theirs.collect())
@@ -273,9 +218,6 @@ def test_a_setting_of_the_env_that_changes_is_taken_up(traced_only):
     for pace in (1.0, 2.0, 2.5):
         collector.env.pace = plain.env.pace = pace
         assert_alike(collector.collect(), plain.collect())
-
-
-# --- what cannot be traced ---
 
 
 def decides(env, state, action):
@@ -332,10 +274,6 @@ def multinomial(policy, td, generator):
     return torch.multinomial(torch.ones(len(td), 3), 1, generator=generator).float() - 1
 
 
-def own_draws(env):
-    return ScriptedPolicy(env.single_observation_space, env.single_action_space, multinomial)
-
-
 def by_its_memory(policy, td, generator):
     policy.past.append(len(td))
     policy.steps += 1
@@ -351,6 +289,7 @@ def remembering(env):
     return policy
 
 
+DRAWING = acting_by(ScriptedPolicy, act=multinomial)
 REFUSED = {
     "a decision": (walk("Decides", decides), None, "test_compiled_steps.py, line "),
     "a list": (walk("Lists", lists, past=list), None, "Lists.past"),
@@ -367,7 +306,7 @@ REFUSED = {
         "StepsItself",
     ),
     "a policy's own state": (Walk, remembering, "Remembers.past"),
-    "multinomial": (Walk, own_draws, "aten.multinomial.default"),
+    "multinomial": (Walk, DRAWING, "aten.multinomial.default"),
 }
 
 
@@ -410,19 +349,12 @@ def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
     monkeypatch.setattr(StepsCompileDecision, "pays_from", 30)
     for count, way in ((96 * 2, "CompiledActor"), (96, "NumpyActor")):
         data = {"num_envs": 6, "buffer_size": 16, "total_env_steps": count, "num_eval_episodes": 1}
-        module, *_ = train(
-            tmp_path / way, env=lambda n: PushCube(n), data=data, model={"compile": "auto"}
-        )
+        module, *_ = train(tmp_path / way, env=rl.PushCube, data=data, model={"compile": "auto"})
         said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The env")]
         compiled = way == "CompiledActor"
         assert module.step_compilation.compiled is compiled
-        assert (
-            said
-            == [
-                "The env is stepped compiled (compile: auto): 32 steps of all envs, and compiling pays from 30."
-            ]
-            * compiled
-        )
+        why = "32 steps of all envs, and compiling pays from 30."
+        assert said == [f"The env is stepped compiled (compile: auto): {why}"] * compiled
 
 
 def test_gymnasiums_envs_are_stepped_as_ever_without_a_word(tmp_path, traced_only, recwarn):

@@ -7,22 +7,25 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from lightning.pytorch import seed_everything
 
+from lightning_rl import RLTrainer
 from tests import stranger
 from tests.commands import Command, free_port
 from tests.equivalence import ddp_runs
-from tests.equivalence.ddp_runs import (
-    PENDULUM,
-    RESUMED,
-    SAME_BATCHES,
-    SAME_ROLLOUTS,
-    SAME_SEGMENTS,
-    same_batches,
-    same_rollouts,
-    same_segments,
-)
+from tests.equivalence.ddp_runs import RESUMED, SAME_BATCHES, SAME_ROLLOUTS, SAME_SEGMENTS
 from tests.equivalence.test_exploring import MODELS as EXPLORING
-from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
+from tests.helpers import (
+    assert_same,
+    assert_same_run,
+    last,
+    load,
+    make_data,
+    make_ppo,
+    saved_replay,
+    tensors_of,
+    train,
+)
 from tests.messages import assert_names, refused
 
 pytestmark = pytest.mark.timeout(900)
@@ -45,13 +48,11 @@ def directory(tmp_path_factory):
 
 
 @contextmanager
-def on_two_ranks(path, what):
+def on_two_ranks(path, what, program="ddp_runs", count=2):
     """Begin on each rank what `ddp_runs` calls so; nothing of it is left in the end."""
-    port = free_port()
-    begun = [
-        Command(path, what, program="tests.equivalence.ddp_runs", env=of_rank(rank, port))
-        for rank in range(2)
-    ]
+    program, port = f"tests.equivalence.{program}", free_port()
+    ranks = [of_rank(rank, port, count) for rank in range(count)]
+    begun = [Command(path, what, program=program, env=rank) for rank in ranks]
     try:
         yield begun
     finally:
@@ -59,12 +60,12 @@ def on_two_ranks(path, what):
             process.kill()
 
 
-def of_rank(rank, port):
+def of_rank(rank, port, count=2):
     """Return what torchrun would set; `faults/test_ddp_faults.py` starts processes by torchrun itself."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
-    sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "suite"}
-    return {name: str(value) for name, value in (numbers | sizes | place).items()}
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1}
+    settings |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "suite"}
+    return {name: str(value) for name, value in settings.items()}
 
 
 @pytest.fixture(scope="module")
@@ -128,24 +129,15 @@ def test_two_ranks_fit_and_evaluate_the_value_of_one_process(directory, ranks):
 def test_two_ranks_give_the_update_of_one_process_with_all_envs(
     name, directory, ranks, traced_only
 ):
-    alone = same_rollouts(directory, name, 1).state_dict()
+    alone = ddp_runs.same_rollouts(directory, name, 1).state_dict()
     assert_same(ranks[0][name], ranks[1][name])
     tensors = {key: alone[key] for key in ranks[0][name]}
     torch.testing.assert_close(tensors, ranks[0][name], rtol=1e-6, atol=1e-6)
-    start = same_start(name)
-    moved = max((start[k] - alone[k]).abs().max() for k in start if "actor" in k)
-    assert moved > 1e-4
-
-
-def same_start(name):
-    from lightning.pytorch import seed_everything
-
-    from tests.helpers import make_data, make_ppo
-
     seed_everything(3)
     settings = SAME_ROLLOUTS[name]
-    module = make_ppo(make_data(), settings.get("policy"), **settings["model"])
-    return {k: v for k, v in module.state_dict().items() if torch.is_tensor(v)}
+    start = tensors_of(make_ppo(make_data(), settings.get("policy"), **settings["model"]))
+    moved = max((start[k] - alone[k]).abs().max() for k in start if "actor" in k)
+    assert moved > 1e-4
 
 
 def test_every_env_step_and_every_episode_counts_once(ranks):
@@ -232,8 +224,6 @@ def test_an_evaluation_is_that_of_one_process(directory, ranks):
     assert one["seeds"] == list(range(one["seeds"][0], one["seeds"][0] + 10))
     assert both(ranks, "whole", "monitors")[0] == both(ranks, "whole", "monitors")[1]
     # A budget that is used up: nothing is trained, and the evaluation follows.
-    from tests.helpers import RLTrainer, make_data, make_ppo
-
     data = make_data("Pendulum-v1", **RESUMED["data"])
     data.eval_seed = one["seeds"][0]
     module = make_ppo(data, RESUMED["policy"], **RESUMED["model"])
@@ -325,14 +315,14 @@ def test_in_bfloat16_ranks_stay_equal(ranks):
 def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
     for name in ("all_reduce", "all_gather_object"):
         monkeypatch.setattr(torch.distributed, name, None)
-    train(tmp_path, **PENDULUM)
+    train(tmp_path, **ddp_runs.PENDULUM)
 
 
 @pytest.mark.parametrize("name", SAME_BATCHES)
 def test_two_ranks_give_the_off_policy_updates_of_one_process_of_the_same_batches(
     name, directory, ranks
 ):
-    module = same_batches(directory, name, 1)
+    module = ddp_runs.same_batches(directory, name, 1)
     assert module.updates_done == 35  # of the env steps of all, from learning_starts on
     alone = module.state_dict()
     assert_same(ranks[0][name], ranks[1][name])
@@ -342,7 +332,7 @@ def test_two_ranks_give_the_off_policy_updates_of_one_process_of_the_same_batche
 
 @pytest.mark.parametrize("name", SAME_SEGMENTS)
 def test_two_ranks_give_the_updates_of_one_process_through_the_same_steps(name, directory, ranks):
-    alone = same_segments(directory, name, 1).state_dict()
+    alone = ddp_runs.same_segments(directory, name, 1).state_dict()
     assert_same(ranks[0][name], ranks[1][name])
     torch.testing.assert_close(alone, ranks[0][name], rtol=1e-5, atol=1e-6)
 

@@ -11,21 +11,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import distributed
 
-from lightning_rl import (
-    GRPO,
-    GRU,
-    PPO,
-    SAC,
-    AsyncCollector,
-    ReplayBuffer,
-    TransformersBackbone,
-    load_vla_model,
-)
+import lightning_rl as rl
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.system.sharded import whole_state
-from tests.commands import Command, free_port
 from tests.equivalence.fsdp_runs import PENALISED, Layers, found, run
-from tests.equivalence.test_ddp import of_rank
+from tests.equivalence.test_ddp import on_two_ranks
 from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
 from tests.numerics.test_vla_loading import CONFIGS
@@ -35,25 +25,14 @@ pytestmark = pytest.mark.timeout(900)
 """For the launch, as in test_ddp.py."""
 
 
-def launch(directory, what, count=2, statuses=(0, 0)):
-    port, sizes = free_port(), {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    begun = [
-        Command(
-            directory, what, program="tests.equivalence.fsdp_runs", env=of_rank(rank, port) | sizes
-        )
-        for rank in range(count)
-    ]
-    try:
+def launch(directory, what, count=2, status=0):
+    with on_two_ranks(directory, what, "fsdp_runs", count) as begun:
         for process in begun:
             process.wait(800)
-        for process, status in zip(begun, statuses, strict=True):
-            assert process.returncode == status, process.stdout[-4000:] + process.stderr[-8000:]
-    finally:
         for process in begun:
-            process.kill()
-    return [
-        torch.load(path, weights_only=False) for path in sorted(directory.glob(f"{what}[0-9].pt"))
-    ]
+            assert process.returncode == status, process.stdout[-4000:] + process.stderr[-8000:]
+    files = sorted(directory.glob(f"{what}[0-9].pt"))
+    return [torch.load(file, weights_only=False) for file in files]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +47,7 @@ def ranks(directory):
 
 @pytest.fixture(scope="module")
 def slow_ranks(directory, ranks):
-    launch(directory, "killed", statuses=(-9, -9))
+    launch(directory, "killed", status=-9)
     return launch(directory, "slow")
 
 
@@ -128,7 +107,7 @@ def test_a_checkpoint_of_two_ranks_is_one_file_of_whole_tensors(directory, ranks
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path, one_rank):
-    settings = {"devices": 1, "ckpt_path": last(directory / "GRPO fsdp"), "trainer": THREE}
+    settings = {"devices": 1, "ckpt_path": last(directory / "GRPO fsdp")}
     settings["policy"] = {"action_statistics": str(directory / "statistics0.json")}
     with refused(UserWarning, names="2 processes"):
         one = run(tmp_path / "one", PENALISED, "auto", **settings)
@@ -139,29 +118,23 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path,
     assert shards[0].iterations_done == 3
 
 
-THREE = {"max_epochs": 3}
-
-
 def test_one_rank_is_stopped_resumed_and_collected_from_in_the_background(tmp_path, one_rank):
-    module, trainer = run(tmp_path / "whole", GRPO, "fsdp", devices=1)
+    module, trainer = run(tmp_path / "whole", rl.GRPO, "fsdp", devices=1)
     whole = found(module, trainer)
     copied = module.policy.sharding.copy(torch.device("cpu"))
     flags = [[p.requires_grad for p in policy.parameters()] for policy in (copied, module.policy)]
     assert flags[0] == flags[1], "torch multiplies differently without"
-    run(tmp_path / "cut", GRPO, "fsdp", devices=1, trainer={"max_epochs": 2})
+    run(tmp_path / "cut", rl.GRPO, "fsdp", devices=1, trainer={"max_epochs": 2})
     checkpoint = last(tmp_path / "cut")
-    again = found(*run(tmp_path / "cut", GRPO, "fsdp", devices=1, ckpt_path=checkpoint))
-    data = {"collector": partial(AsyncCollector, max_staleness=0)}
-    behind = found(*run(tmp_path / "behind", GRPO, "fsdp", devices=1, data=data))
+    again = found(*run(tmp_path / "cut", rl.GRPO, "fsdp", devices=1, ckpt_path=checkpoint))
+    data = {"collector": partial(rl.AsyncCollector, max_staleness=0)}
+    behind = found(*run(tmp_path / "behind", rl.GRPO, "fsdp", devices=1, data=data))
     for other in (again, behind):
         assert_same(whole["state"], other["state"])
         assert_same(whole["optimizer"], other["optimizer"])
         assert whole["metrics"] == pytest.approx(other["metrics"], rel=1e-6, nan_ok=True)
-    plain = run(tmp_path / "plain", GRPO, "auto", devices=1)[0]
+    plain = run(tmp_path / "plain", rl.GRPO, "auto", devices=1)[0]
     assert_close(whole["state"], {k: plain.state_dict()[k] for k in whole["state"]})
-
-
-# --- slow: all else that two ranks, and four, can show ---
 
 
 @pytest.mark.slow
@@ -225,7 +198,7 @@ def test_only_adapters_are_sent_to_the_background(slow_ranks):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_is_resumed_by_four(directory, slow_ranks):
-    found = launch(directory, "four", 4, (0,) * 4)
+    found = launch(directory, "four", 4)
     for other in found[1:]:
         assert_same(found[0]["resumed"]["state"], other["resumed"]["state"])
     moved = found[0]["resumed"]["state"]["policy.version"]
@@ -240,7 +213,7 @@ def two_objectives(module):
     return [module.objective(module.loss, name="one"), module.objective(module.loss, name="two")]
 
 
-class OwnParameter(PPO):
+class OwnParameter(rl.PPO):
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.temperature = torch.nn.Parameter(torch.zeros(1))
@@ -258,7 +231,7 @@ REFUSED = {
     ),
     "scalar": ({"backbone": after(Layers, build=add_a_scalar)}, ("VLAPolicy", "backbone.bias")),
     "objectives": (
-        {"algorithm": variant(PPO, "TwoObjectives", configure_objectives=two_objectives)},
+        {"algorithm": variant(rl.PPO, "TwoObjectives", configure_objectives=two_objectives)},
         ("trainer.strategy fsdp", "TwoObjectives", "'one', 'two'"),
     ),
     "outside": (
@@ -271,7 +244,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_shards_is_refused_by_name(name, tmp_path, one_rank):
     settings, message = REFUSED[name]
-    settings = {"algorithm": PPO} | settings
+    settings = {"algorithm": rl.PPO} | settings
     with refused(names=message):
         run(tmp_path, settings.pop("algorithm"), "fsdp", devices=1, **settings)
 
@@ -280,7 +253,7 @@ def test_what_does_not_fit_shards_is_refused_by_name(name, tmp_path, one_rank):
     ("policy", "message"),
     [
         ({}, ("blocks", "ActorCritic")),
-        ({"memory": partial(GRU, size=4)}, ("memory", "ActorCritic")),
+        ({"memory": partial(rl.GRU, size=4)}, ("memory", "ActorCritic")),
     ],
 )
 def test_policies_without_blocks_or_with_a_memory_are_refused(policy, message, tmp_path, one_rank):
@@ -289,8 +262,8 @@ def test_policies_without_blocks_or_with_a_memory_are_refused(policy, message, t
 
 
 def test_sac_is_refused(tmp_path, one_rank):
-    data = {"replay": partial(ReplayBuffer, capacity=100)}
-    model, trainer = {"algorithm": SAC}, {"strategy": "fsdp", "devices": 1}
+    data = {"replay": partial(rl.ReplayBuffer, capacity=100)}
+    model, trainer = {"algorithm": rl.SAC}, {"strategy": "fsdp", "devices": 1}
     with refused(names="SquashedActorCritic"):
         train(tmp_path, env="Pendulum-v1", data=data, model=model, trainer=trainer)
 
@@ -298,23 +271,23 @@ def test_sac_is_refused(tmp_path, one_rank):
 def test_a_policy_on_meta_is_refused_without_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     with refused(names=("meta", "--trainer.strategy fsdp")):
-        run(tmp_path, PPO, "auto", devices=1, backbone=partial(Layers, meta=True))
+        run(tmp_path, rl.PPO, "auto", devices=1, backbone=partial(Layers, meta=True))
 
 
 def test_other_processes_than_the_first_load_no_weights(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     config = CONFIGS["smolvlm"]
-    load_vla_model("hf_config", config=config).save_pretrained(tmp_path / "whole")
+    rl.load_vla_model("hf_config", config=config).save_pretrained(tmp_path / "whole")
     weights = torch.nn.Linear(3, 2)
     torch.save(weights.state_dict(), tmp_path / "small.pt")
     given = {"meta": True, "lora": {"r": 2}, "gradient_checkpointing": True}
-    first = load_vla_model("hf", str(tmp_path / "whole"), **given)
+    first = rl.load_vla_model("hf", str(tmp_path / "whole"), **given)
     small = {
         "model_class": "torch.nn.Linear",
         "model_config": {"in_features": 3, "out_features": 2},
     }
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    other = load_vla_model("hf", str(tmp_path / "whole"), **given)
+    other = rl.load_vla_model("hf", str(tmp_path / "whole"), **given)
     assert not any(p.is_meta for p in first.parameters())
     assert all(p.is_meta for p in other.parameters())
     shapes = [{k: (v.shape, v.dtype) for k, v in m.state_dict().items()} for m in (first, other)]
@@ -322,13 +295,13 @@ def test_other_processes_than_the_first_load_no_weights(tmp_path, monkeypatch):
     frozen = [{k for k, p in m.named_parameters() if p.requires_grad} for m in (first, other)]
     assert frozen[0] == frozen[1]
     path = str(tmp_path / "small.pt")
-    other = load_vla_model("class", path, trust_code=True, meta=True, **small)
+    other = rl.load_vla_model("class", path, trust_code=True, meta=True, **small)
     assert all(p.is_meta for p in other.parameters())
 
 
 def test_the_blocks_of_a_vla_are_the_modules_in_its_lists(tmp_path):
     pytest.importorskip("transformers")
-    backbone = TransformersBackbone("hf_config", config=CONFIGS["llava"], lora={"r": 2})
+    backbone = rl.TransformersBackbone("hf_config", config=CONFIGS["llava"], lora={"r": 2})
     names = {name.rpartition(".layers.")[2] for name in backbone.blocks}
     assert names == {"0", "1"}
     assert len(backbone.blocks) == 4, "two of the vision model, two of the language model"

@@ -25,8 +25,6 @@ NUMBERS = Box(-np.inf, np.inf, (3,))
 PLUGIN = Path(__file__).parents[2] / "plugins/lerobot_policy_lightning_rl/src"
 SEEN = Dict({"agent_pos": NUMBERS, "pixels": Box(0, 255, (36, 36, 3), np.uint8)})
 COMMANDS = Box(-2, 2, (2,))
-
-
 CONFIG = make_dataclass(  # what the plug-in uses of LeRobot's config
     "PreTrainedConfig",
     [("device", str, "cpu")],
@@ -62,33 +60,25 @@ def plugin(monkeypatch):
         del sys.modules[name]
 
 
-def scripted():
-    return ScriptedEnv(SEEN, COMMANDS, observe=lambda env: drawn(env.np_random), length=5)
-
-
-gymnasium.register("tests/Scene-v0", scripted)
-
-
 def drawn(generator, *rows):
     picture = generator.integers(0, 256, (*rows, *SEEN["pixels"].shape), dtype=np.uint8)
     return {"agent_pos": generator.normal(size=(*rows, 3)).astype(np.float32), "pixels": picture}
 
 
+scene = partial(ScriptedEnv, SEEN, COMMANDS, observe=lambda env: drawn(env.np_random), length=5)
+gymnasium.register("tests/Scene-v0", scene)
+
+
 def as_lerobot(observation):
     """Return a batch as LeRobot's processing makes it: pictures [N, C, H, W] in [0, 1]."""
     picture = torch.from_numpy(observation["pixels"]).movedim(-1, -3).contiguous().float() / 255
-    return {
-        "observation.state": torch.tensor(observation["agent_pos"]),
-        "observation.image": picture,
-    }
+    state = torch.tensor(observation["agent_pos"])
+    return {"observation.state": state, "observation.image": picture}
 
 
 KINDS = {
     "picture": ("tests/Scene-v0", {"encoder": DictEncoder}),
-    "memory": (
-        "tests/Scene-v0",
-        {"ignore_keys": ["pixels"], "memory": partial(GRU, size=4)},
-    ),
+    "memory": ("tests/Scene-v0", {"ignore_keys": ["pixels"], "memory": partial(GRU, size=4)}),
     "chunk": (
         partial(ActionChunk, env=partial(GymnasiumEnv, id="tests/Scene-v0"), chunk_size=3),
         {"ignore_keys": ["pixels"]},
@@ -128,17 +118,15 @@ def test_the_plugin_acts_as_load_policy(plugin, trained, form, tmp_path):
             expected = chunk[:, step % 3] if kind == "chunk" else expected
             tolerance = 1e-5 if form == "onnx" else 0
             np.testing.assert_allclose(action, expected, rtol=0, atol=tolerance)
-    assert [leaf.key for leaf in policy.leaves] == (
-        ["observation.state", "observation.image"] if kind == "picture" else ["observation.state"]
-    )
+    pictures = ["observation.image"] if kind == "picture" else []
+    assert [leaf.key for leaf in policy.leaves] == ["observation.state", *pictures]
 
 
 def test_what_is_missing_is_named(plugin, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lerobot_policy_lightning_rl RUN DIRECTORY"):
         plugin.LightningRLPolicy.from_pretrained(tmp_path, config=plugin.LightningRLConfig())
-    train(
-        tmp_path, env=KINDS["picture"][0], policy=KINDS["picture"][1], data={"total_env_steps": 64}
-    )
+    env, settings = KINDS["picture"]
+    train(tmp_path, env=env, policy=settings, data={"total_env_steps": 64})
     config = plugin.LightningRLConfig(file="last.ckpt")
     policy = plugin.LightningRLPolicy.from_pretrained(tmp_path / "checkpoints", config=config)
     elsewhere = plugin.LightningRLConfig(file=str(tmp_path / "checkpoints" / "last.ckpt"))

@@ -9,29 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import (
-    ActionChunk,
-    AsyncCollector,
-    ConfigurationError,
-    MujocoEnv,
-    Quadruped,
-    Reach,
-    SyncCollector,
-)
+import lightning_rl as rl
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position
 from lightning_rl.extensions.managers.term import Metric, Reward
+from lightning_rl.extensions.mujoco import rotations
 from lightning_rl.extensions.mujoco.reach import ARM
 from lightning_rl.extensions.mujoco.rendering import Marker
-from lightning_rl.extensions.mujoco.rotations import (
-    angle_between,
-    heading,
-    inverse,
-    product,
-    rotate,
-)
 from tests.commands import rl_cli
+from tests.equivalence.test_async import background
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.messages import assert_names, refused
 from tests.references import angle_of, matrix_of
@@ -99,7 +86,7 @@ def world(num_envs=3, model=rod, **settings):
         "rewards": {"angle": Reward(angle)},
         "metrics": {"angle": Metric(angle)},
     } | settings
-    return MujocoEnv(num_envs, model, **settings)
+    return rl.MujocoEnv(num_envs, model, **settings)
 
 
 def actions(count, envs, size=1, seed=0):
@@ -243,7 +230,7 @@ def test_what_cannot_be_is_refused_by_name(settings, message):
         env.reset(seed=0)
         env.step(torch.zeros(2, 1))
 
-    with pytest.raises(ConfigurationError) as error:
+    with pytest.raises(rl.ConfigurationError) as error:
         opened()
     assert message in str(error.value)
 
@@ -298,8 +285,7 @@ def test_a_run_of_a_model_of_ones_own_is_evaluated_and_only_a_function_needs_tru
 
 
 def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_path):
-    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
-    for name, collector in {"here": SyncCollector, "there": background}.items():
+    for name, collector in {"here": rl.SyncCollector, "there": background(0)}.items():
         train(tmp_path / name, **RUN | {"data": RUN["data"] | {"collector": collector}})
     a, b = load(last(tmp_path / "here")), load(last(tmp_path / "there"))
     assert_same(a["state_dict"], b["state_dict"])
@@ -309,7 +295,7 @@ def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_
 
 
 def test_in_a_chunk_of_actions_it_does_what_it_does_one_by_one():
-    env, chunks = world(3, events=RANDOM), ActionChunk(3, lambda n: world(n, events=RANDOM), 4)
+    env, chunks = world(3, events=RANDOM), rl.ActionChunk(3, lambda n: world(n, events=RANDOM), 4)
     env.reset(seed=3)
     chunks.reset(seed=3)
     action = actions(4, 3).transpose(0, 1)
@@ -327,12 +313,12 @@ def test_compiled_steps_are_refused_with_the_reason(tmp_path, traced_only):
 
 def test_remote_collectors_get_its_factory():
     """Ray sends what makes an env: a path or a function, not the compiled model."""
-    made = pickle.loads(pickle.dumps(partial(Quadruped, action_scale=0.3)))(2)
+    made = pickle.loads(pickle.dumps(partial(rl.Quadruped, action_scale=0.3)))(2)
     assert made.metadata["action_scale"] == [pytest.approx(0.3)] * 8
 
 
 def test_an_exported_policy_knows_joints_gains_and_scales():
-    said = Quadruped(1).metadata
+    said = rl.Quadruped(1).metadata
     assert said["joint_names"][:2] == ["hip_1", "ankle_1"]
     assert said["joint_stiffness"] == [40.0] * 8
     assert said["joint_damping"] == [2.0] * 8
@@ -342,14 +328,14 @@ def test_an_exported_policy_knows_joints_gains_and_scales():
 
 
 def test_the_quadruped_stands_and_its_commands_friction_and_load_differ():
-    env = Quadruped(16)
+    env = rl.Quadruped(16)
     env.reset(seed=0)
     for _ in range(20):
         _, _, terminated, _, info = env.step(torch.zeros(16, 8))
     assert not terminated.any()
     root = env.state["qpos"]
     assert (root[:, 2] > 0.4).all()
-    assert heading(root[:, 3:7]).std() > 1.0  # of +-pi
+    assert rotations.heading(root[:, 3:7]).std() > 1.0  # of +-pi
     command = env.state["command"]
     assert (command.abs() <= torch.tensor([1.0, 0.5, 1.0])).all()
     assert command.std(0).tolist() > [0.4, 0.2, 0.4]
@@ -361,7 +347,7 @@ def test_the_quadruped_stands_and_its_commands_friction_and_load_differ():
 
 def test_commands_are_in_the_frame_of_the_robot():
     """Seen from above, a robot that is turned by a right angle walks along y."""
-    env = Quadruped(1)
+    env = rl.Quadruped(1)
     env.reset(seed=0)
     half = torch.tensor(torch.pi / 4)
     env.state["qpos"][0, 3:7] = torch.stack((half.cos(), *torch.zeros(2), half.sin()))
@@ -374,7 +360,7 @@ def test_commands_are_in_the_frame_of_the_robot():
 
 
 def test_goals_of_the_arm_can_be_reached_and_reaching_one_is_success():
-    env, sensed = Reach(8), []
+    env, sensed = rl.Reach(8), []
     sense = env.physics.sense
     env.physics.sense = lambda state: sensed.append(state["qpos"]) or sense(state)
     env.reset(seed=0)
@@ -413,15 +399,21 @@ def test_quaternions_rotate_as_matrices_do():
     vector = rng.normal(size=(20, 3))
     a, b, v = (torch.tensor(x) for x in (first, second, vector))
     left, right = matrix_of(first), matrix_of(second)
-    np.testing.assert_allclose(rotate(a, v), np.einsum("nij,nj->ni", left, vector), atol=1e-12)
     np.testing.assert_allclose(
-        rotate(inverse(a), v), np.einsum("nji,nj->ni", left, vector), atol=1e-12
+        rotations.rotate(a, v), np.einsum("nij,nj->ni", left, vector), atol=1e-12
     )
     np.testing.assert_allclose(
-        rotate(product(a, b), v), np.einsum("nij,njk,nk->ni", left, right, vector), atol=1e-12
+        rotations.rotate(rotations.inverse(a), v), np.einsum("nji,nj->ni", left, vector), atol=1e-12
     )
-    np.testing.assert_allclose(heading(a), np.arctan2(left[:, 1, 0], left[:, 0, 0]), atol=1e-12)
-    np.testing.assert_allclose(angle_between(a, b), angle_of(left, right), atol=1e-7)
+    np.testing.assert_allclose(
+        rotations.rotate(rotations.product(a, b), v),
+        np.einsum("nij,njk,nk->ni", left, right, vector),
+        atol=1e-12,
+    )
+    np.testing.assert_allclose(
+        rotations.heading(a), np.arctan2(left[:, 1, 0], left[:, 0, 0]), atol=1e-12
+    )
+    np.testing.assert_allclose(rotations.angle_between(a, b), angle_of(left, right), atol=1e-7)
 
 
 @pytest.mark.slow

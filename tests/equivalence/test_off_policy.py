@@ -6,33 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from lightning_rl import (
-    DQN,
-    FQL,
-    GRU,
-    LSTM,
-    QC,
-    SAC,
-    TD3,
-    ActionChunk,
-    AsyncCollector,
-    DictEncoder,
-    DiscreteSAC,
-    GripperSAC,
-    GymnasiumEnv,
-    HindsightReplay,
-    NatureCNN,
-    PerceptronEncoder,
-    PushCube,
-    ReplayBuffer,
-    SquashedActorCritic,
-    ValueAtoms,
-)
+import lightning_rl as rl
 from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
 from tests.core.equivalence.test_resume import assert_resumes, stop_and_resume
 from tests.core.learning.test_probes import PictureProbe
 from tests.equivalence.features import MinimalInfo
+from tests.equivalence.test_async import background
 from tests.goal_envs import GoalProbe
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.messages import refused
@@ -41,25 +21,24 @@ from tests.variants import after, variant
 
 
 def chunked(num_envs):
-    return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
-
-
-def less(policy, values, *args, **kwargs):
-    """Its critics expect a little less than they would."""
-    return values - policy.shyness
+    return rl.ActionChunk(num_envs, lambda n: rl.GymnasiumEnv(n, "Pendulum-v1"), 3)
 
 
 def be_shy(policy, result, *args, **kwargs):
     policy.register_buffer("shyness", torch.tensor(0.1))
 
 
-SHY = after(SquashedActorCritic, __init__=be_shy, q_values=less)
+SHY = after(
+    rl.SquashedActorCritic,
+    __init__=be_shy,
+    q_values=lambda policy, values, *args, **kwargs: values - policy.shyness,
+)
+"""Its critics expect a little less than they would."""
 
 
 def have_made(module, policy, **kwargs):
-    """Have a policy of one's own made."""
-    spaces = policy.observation_space, policy.action_space
-    SAC.__init__(module, SHY(*spaces, (16,)), **kwargs)
+    own = SHY(policy.observation_space, policy.action_space, (16,))
+    rl.SAC.__init__(module, own, **kwargs)
 
 
 ITERATIONS, STOP = 6, 4
@@ -67,18 +46,13 @@ ITERATIONS, STOP = 6, 4
 
 
 def settings(
-    *, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, replay=None, **model
+    *, collector=None, algorithm=rl.SAC, env="Pendulum-v1", policy=None, replay=None, **model
 ):
-    data = {
-        "num_envs": 2,
-        "buffer_size": 8,
-        "total_env_steps": 2 * 8 * ITERATIONS * (3 if env is chunked else 1),
-    }
-    data |= {
-        "replay": partial(ReplayBuffer, capacity=60)
-    }  # fewer than there are: the oldest make room
-    data |= {"replay": replay} if replay else {}
-    data |= {"collector": collector} if collector else {}
+    budget = 2 * 8 * ITERATIONS * (3 if env is chunked else 1)
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": budget}
+    # Fewer than there are: the oldest make room.
+    data["replay"] = replay or partial(rl.ReplayBuffer, capacity=60)
+    data["collector"] = collector or rl.SyncCollector
     return {"env": env, "data": data, "policy": policy, "model": {"algorithm": algorithm, **model}}
 
 
@@ -88,71 +62,71 @@ RUNS = {
         "policy": {"normalize_observation": True, "num_critics": 3, "critic_normalization": "layer"},
         "num_target_critics": 2, "policy_delay": 2, "n_steps": 3, "updates_per_env_step": 0.7, "max_grad_norm": 1.0,
     },
-    "TD3": {"algorithm": TD3},
+    "TD3": {"algorithm": rl.TD3},
     "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
-    "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
+    "SAC on a torch task": {"env": rl.PushCube, "policy": {"normalize_observation": True}},
     "a policy of one's own, told little": {
-        "algorithm": variant(SAC, __init__=have_made),
-        "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[MinimalInfo]),
+        "algorithm": variant(rl.SAC, __init__=have_made),
+        "env": partial(rl.GymnasiumEnv, id="Pendulum-v1", wrappers=[MinimalInfo]),
     },
     "SAC that remembers": {
-        "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5, "network": "residual"},
+        "policy": {"memory": partial(rl.GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5, "network": "residual"},
         "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4, "policy_delay": 2,
     },
     "TD3 that remembers, in chunks": {
-        "algorithm": TD3, "env": chunked, "sequence_length": 2, "updates_per_env_step": 0.1,
-        "policy": {"memory": partial(LSTM, size=4), "value_atoms": ValueAtoms(5, 9.0)}, "normalize_reward": True,
+        "algorithm": rl.TD3, "env": chunked, "sequence_length": 2, "updates_per_env_step": 0.1,
+        "policy": {"memory": partial(rl.LSTM, size=4), "value_atoms": rl.ValueAtoms(5, 9.0)}, "normalize_reward": True,
     },
     "an arm with a gripper, and help": {
-        "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
+        "algorithm": rl.GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
         "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
     },
     "CrossQ": {
         "tau": None, "policy_delay": 3, "num_target_critics": 2,
-        "policy": {"critic_normalization": "batch", "num_critics": 3, "encoder": partial(PerceptronEncoder, hidden_sizes=(8,))},
+        "policy": {"critic_normalization": "batch", "num_critics": 3, "encoder": partial(rl.PerceptronEncoder, hidden_sizes=(8,))},
     },
     "SAC, categorical and residual": {
         "normalize_reward": True, "n_steps": 2, "num_target_critics": 2,
         "policy": {
             "network": "residual", "actor_normalization": "rms", "critic_normalization": "layer", "critic_hidden_sizes": (8, 8),
-            "value_atoms": ValueAtoms(11, 5.0), "num_critics": 3, "normalize_observation": True,
+            "value_atoms": rl.ValueAtoms(11, 5.0), "num_critics": 3, "normalize_observation": True,
         },
     },
     "TD3, categorical, in chunks": {
-        "algorithm": TD3, "env": chunked, "updates_per_env_step": 0.4, "normalize_reward": True,
-        "policy": {"value_atoms": ValueAtoms(11, 5.0), "critic_normalization": "layer"},
+        "algorithm": rl.TD3, "env": chunked, "updates_per_env_step": 0.4, "normalize_reward": True,
+        "policy": {"value_atoms": rl.ValueAtoms(11, 5.0), "critic_normalization": "layer"},
     },
     "CrossQ that remembers": {
         "tau": None, "sequence_length": 2, "updates_per_env_step": 0.25,
-        "policy": {"memory": partial(GRU, size=4), "critic_normalization": "batch"},
+        "policy": {"memory": partial(rl.GRU, size=4), "critic_normalization": "batch"},
     },
     "discrete SAC, of what is allowed": {
-        "algorithm": DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,
-        "policy": {"num_critics": 3, "critic_normalization": "layer", "encoder": partial(DictEncoder, normalize=True)},
+        "algorithm": rl.DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,
+        "policy": {"num_critics": 3, "critic_normalization": "layer", "encoder": partial(rl.DictEncoder, normalize=True)},
     },
     "DQN of pictures": {
-        "algorithm": DQN, "env": PictureProbe, "n_steps": 2, "target_update_interval": 3, "tau": 1.0, "random_shift": 1,
-        "policy": {"dueling": True, "encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(2,), strides=(1,))},
+        "algorithm": rl.DQN, "env": PictureProbe, "n_steps": 2, "target_update_interval": 3, "tau": 1.0, "random_shift": 1,
+        "policy": {"dueling": True, "encoder": partial(rl.NatureCNN, size=8, channels=(4,), kernels=(2,), strides=(1,))},
     },
     "DQN that remembers what is allowed": {
-        "algorithm": DQN, "env": MaskProbe, "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4,
+        "algorithm": rl.DQN, "env": MaskProbe, "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4,
         "exploration_fraction": 0.8,
-        "policy": {"exploration": "boltzmann", "memory": partial(GRU, size=4), "normalize_observation": True},
+        "policy": {"exploration": "boltzmann", "memory": partial(rl.GRU, size=4), "normalize_observation": True},
     },
     "goals in hindsight": {
-        "env": partial(GymnasiumEnv, id="tests/Point-v0"), "replay": partial(HindsightReplay, capacity=60), "n_steps": 2,
+        "env": partial(rl.GymnasiumEnv, id="tests/Point-v0"), "replay": partial(rl.HindsightReplay, capacity=60), "n_steps": 2,
         "policy": {"normalize_observation": True}, "normalize_reward": True,
     },
     "FQL in chunks, and help": {
-        "algorithm": FQL, "env": helped_arm, "replay": mixed, "policy": {"chunk_size": 3, "normalize_observation": True},
+        "algorithm": rl.FQL, "env": helped_arm, "replay": mixed, "policy": {"chunk_size": 3, "normalize_observation": True},
         "policy_delay": 2, "normalize_q": True, "normalize_reward": True,
     },
     "QC of goals in hindsight": {
-        "algorithm": QC, "env": partial(GymnasiumEnv, id="tests/Point-v0"), "replay": partial(HindsightReplay, capacity=60),
+        "algorithm": rl.QC, "env": partial(rl.GymnasiumEnv, id="tests/Point-v0"), "replay": partial(rl.HindsightReplay, capacity=60),
         "policy": {"chunk_size": 2, "num_samples": 3, "q_reduction": "min", "network": "residual"}, "target_samples": 2,
     },
     "goals in hindsight, by DQN": {
-        "algorithm": DQN, "env": partial(GoalProbe, discrete=True), "replay": partial(HindsightReplay, capacity=60, strategy="episode"),
+        "algorithm": rl.DQN, "env": partial(GoalProbe, discrete=True), "replay": partial(rl.HindsightReplay, capacity=60, strategy="episode"),
     },
 }  # fmt: skip
 
@@ -216,23 +190,17 @@ def test_renormalised_critics_are_compiled_and_resumed_alike(
     assert not torch.equal(renormalised, plain.policy.critic.weights[1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SAC",
-        "CrossQ",
-        "SAC that remembers",
-        "discrete SAC, of what is allowed",
-        "DQN that remembers what is allowed",
-        "goals in hindsight",
-        "FQL in chunks, and help",
-        "QC of goals in hindsight",
-    ],
-)
+IN_THE_BACKGROUND = [
+    *("SAC", "CrossQ", "SAC that remembers", "discrete SAC, of what is allowed"),
+    *("DQN that remembers what is allowed", "goals in hindsight"),
+    *("FQL in chunks, and help", "QC of goals in hindsight"),
+]
+
+
+@pytest.mark.parametrize("name", IN_THE_BACKGROUND)
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
-    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
     train(tmp_path / "sync", **settings(**RUNS[name]))
-    train(tmp_path / "async", **settings(**RUNS[name], collector=background))
+    train(tmp_path / "async", **settings(**RUNS[name], collector=background(0)))
     for key in ("state_dict", "optimizer_states"):
         assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
 
@@ -241,7 +209,7 @@ def kept_in(made):
     """What makes a collector in the background, and keeps it."""
 
     def make(context):
-        made.append(AsyncCollector(context, max_staleness=1, timeout_s=30))
+        made.append(rl.AsyncCollector(context, max_staleness=1, timeout_s=30))
         return made[-1]
 
     return make
@@ -273,14 +241,7 @@ def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
 
 
 def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
-    dropping = partial(AsyncCollector, overflow="overwrite", timeout_s=30)
-    with refused(
-        names=(
-            "data.collector.overflow=overwrite",
-            "SAC",
-            "updates_per_env_step=1",
-            "overflow: block",
-            "max_staleness",
-        )
-    ):
+    dropping = partial(rl.AsyncCollector, overflow="overwrite", timeout_s=30)
+    cure = ("updates_per_env_step=1", "overflow: block", "max_staleness")
+    with refused(names=("data.collector.overflow=overwrite", "SAC", *cure)):
         train(tmp_path, **settings(collector=dropping))

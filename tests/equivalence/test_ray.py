@@ -6,28 +6,17 @@ import gymnasium
 import pytest
 import torch
 
-from lightning_rl import (
-    GRPO,
-    LSTM,
-    SAC,
-    ActorCritic,
-    AsyncCollector,
-    CartPole,
-    HindsightReplay,
-    RayCollector,
-    SyncCollector,
-)
+import lightning_rl as rl
 from lightning_rl.collectors.weights import changing_weights
 from lightning_rl.extensions.remote import ray
 from tests import goal_envs  # noqa: F401  # registers an env
 from tests.callbacks import at_iteration, callback, stop
+from tests.equivalence import test_async
 from tests.equivalence.features import ALL
-from tests.helpers import assert_same, last, load, scalars, train
+from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
 from tests.remote import Threads
 from tests.variants import before
-
-CLOCKED = ("charts/SPS", "async/", "ray/")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +27,7 @@ def threads(monkeypatch):
 
 def remote(num_collectors=1, max_staleness=0, **settings):
     return partial(
-        RayCollector,
+        rl.RayCollector,
         num_collectors=num_collectors,
         max_staleness=max_staleness,
         timeout_s=60,
@@ -48,32 +37,30 @@ def remote(num_collectors=1, max_staleness=0, **settings):
 
 RUNS = {
     "PPO": {"policy": {"normalize_observation": True}, "model": {"normalize_reward": True}},
-    "PPO torch": {"env": CartPole},
-    "PPO recurrent": {"policy": {"memory": LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
-    "GRPO": {"model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32}},
+    "PPO torch": {"env": rl.CartPole},
+    "PPO recurrent": {"policy": {"memory": rl.LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
+    "GRPO": {"model": {"algorithm": rl.GRPO, "group_size": 4, "batch_size": 32}},
     "chunks, partial info, warm-up, normalisers, policy and algorithm of one's own": ALL,
     "SAC": {
         "env": "tests/Point-v0",
-        "model": {"algorithm": SAC},
-        "data": {"replay": partial(HindsightReplay, capacity=1000), "extra_fields": {"force": [3]}},
+        "model": {"algorithm": rl.SAC},
+        "data": {
+            "replay": partial(rl.HindsightReplay, capacity=1000),
+            "extra_fields": {"force": [3]},
+        },
     },
 }
 
 
-def assert_same_training(one, other):
-    a, b = load(last(one)), load(last(other))
-    for key in ("state_dict", "optimizer_states", "lightning_rl", "global_step", "epoch"):
-        assert_same(a[key], b[key], key)
-    a, b = a["RLDataModule"]["collectors"][0], b["RLDataModule"]["collectors"][0]
-    for key in ("statistics", "env_steps", "loop"):
-        assert_same(a[key], b[key], key)
-    assert_same(scalars(one, CLOCKED), scalars(other, CLOCKED))
+assert_same_training = partial(
+    test_async.assert_same_training, keys=("statistics", "env_steps", "loop")
+)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_one_collector_without_lag_is_the_foreground_bit_for_bit(name, tmp_path):
     run = dict(RUNS[name])
-    for kind, collector in {"sync": SyncCollector, "ray": remote()}.items():
+    for kind, collector in {"sync": rl.SyncCollector, "ray": remote()}.items():
         train(tmp_path / kind, **run | {"data": run.get("data", {}) | {"collector": collector}})
     assert_same_training(tmp_path / "sync", tmp_path / "ray")
 
@@ -117,9 +104,9 @@ def test_a_checkpoint_of_another_collector_or_of_more_of_them_goes_on(tmp_path):
     with refused(UserWarning, names=("3 collectors", "2")):
         train(tmp_path, data=data | {"collector": remote(2, 2)}, ckpt_path=last(tmp_path))
     data["total_env_steps"] = 64 * 6
-    train(tmp_path, data=data | {"collector": SyncCollector}, ckpt_path=last(tmp_path))
+    train(tmp_path, data=data | {"collector": rl.SyncCollector}, ckpt_path=last(tmp_path))
     data["total_env_steps"] = 64 * 8
-    train(tmp_path, data=data | {"collector": AsyncCollector}, ckpt_path=last(tmp_path))
+    train(tmp_path, data=data | {"collector": rl.AsyncCollector}, ckpt_path=last(tmp_path))
     data["total_env_steps"] = 64 * 10
     train(tmp_path, data=data | {"collector": remote()}, ckpt_path=last(tmp_path))
     assert load(last(tmp_path))["global_step"] == 10
@@ -178,8 +165,8 @@ def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_pat
 def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
     """An off-policy learner publishes within an iteration too; calls may overtake each other on their way."""
     spaces = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)
-    learner, actor = ActorCritic(*spaces, (4,)), ray.RayActor()
-    actor._policy = ActorCritic(*spaces, (4,))
+    learner, actor = rl.ActorCritic(*spaces, (4,)), ray.RayActor()
+    actor._policy = rl.ActorCritic(*spaces, (4,))
     sent = {}
     for number in (1, 3, 2):
         torch.nn.init.constant_(learner.actor[0].weight, float(number))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_rl.cli.app import run
-from tests.helpers import assert_same, assert_same_run, last, load
+from tests.helpers import assert_same, assert_same_run, error_of, last, load
 from tests.messages import assert_names
 from tests.stranger import FOLDER, RUNS, write_config
 
@@ -35,9 +35,6 @@ def weights(directory):
     return load(last(directory))["state_dict"]
 
 
-BACKGROUND = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_it_resumes_bit_for_bit_and_follows_itself_compiled(name, lab, traced_only):
     """And in the background without lag it is what it is in the foreground."""
@@ -48,7 +45,8 @@ def test_it_resumes_bit_for_bit_and_follows_itself_compiled(name, lab, traced_on
     compiled = weights(fit("compiled", config, "--model.compile", "true"))
     torch.testing.assert_close(compiled, weights(whole), rtol=1e-3, atol=1e-4)
     if name not in ("collector", "reader"):
-        background = fit("background", write_config(name, data={"collector": BACKGROUND}))
+        collector = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
+        background = fit("background", write_config(name, data={"collector": collector}))
         assert_same(weights(background), weights(whole))
 
 
@@ -66,10 +64,7 @@ def test_a_subcommand_trains_with_two_seeds(lab, capsys):
     "path", ["my_lab.seeds.trian", "my_lab.none.train", "my_lab.seeds.OPTIONS"]
 )
 def test_a_subcommand_that_is_not_there_is_named(path, lab, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run([path, "--config", "on_policy.yaml"])
-    assert stop.value.code == 2
-    assert_names(capsys.readouterr().err, path)
+    assert_names(error_of(capsys, path, "--config", "on_policy.yaml", status=2), path)
 
 
 def test_it_uses_public_names_alone():
