@@ -159,9 +159,6 @@ def storages(buffer):
     return {value.untyped_storage().data_ptr() for value in leaves(buffer.segments[0].rollout)}
 
 
-# --- order, ownership, views ---
-
-
 def test_windows_come_in_the_order_of_writing_far_beyond_the_wrap():
     buffer = make()
     writer = Writer(buffer)
@@ -218,9 +215,6 @@ def test_the_bootstrap_observation_is_in_both_windows():
     assert torch.equal(second["observation", "state"][:, T], observation_of(2 * T)["state"])
 
 
-# --- partial windows ---
-
-
 def test_a_partial_window_has_its_own_bootstrap_slot():
     buffer = make()
     writer = Writer(buffer)
@@ -241,9 +235,6 @@ def test_a_window_of_an_impossible_length_is_refused(num_steps):
     buffer.begin_write()
     with refused(ValueError, names=("num_steps", f"[1, {T}]", num_steps)):
         buffer.commit(num_steps)
-
-
-# --- overflow ---
 
 
 def test_block_loses_nothing_and_waits_until_a_segment_is_free():
@@ -282,9 +273,6 @@ def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
     check(read(buffer), first=T + 9)
     statistics = buffer.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
-
-
-# --- two threads ---
 
 
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
@@ -360,9 +348,6 @@ def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
     assert busy < 0.02, "it polls"
     assert came - woken < 5  # 1 ms where the machine has nothing else to do
     assert buffer.statistics()[f"{side}_wait_seconds"] > 0
-
-
-# --- time-outs, stops, failures ---
 
 
 def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
@@ -477,9 +462,6 @@ def test_a_segment_is_written_by_one_writer_at_a_time():
         buffer.begin_write()
 
 
-# --- state ---
-
-
 def saved(buffer):
     file = io.BytesIO()
     torch.save(buffer.state_dict(), file)
@@ -567,9 +549,6 @@ def test_a_state_is_not_loaded_into_a_buffer_in_use():
     Writer(buffer).write()
     with refused(RuntimeError, names="begin_write()"):
         buffer.load_state_dict(state)
-
-
-# --- settings ---
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,6 @@ def make_env(name):
     return GymnasiumEnv(4, make) if isinstance(make, str) else make()
 
 
-# --- rollouts ---
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
     env = Spy(make_env(name))
@@ -283,9 +280,6 @@ def test_evaluation_in_between_changes_nothing(name):
     assert_same(run(True), run(False))
 
 
-# --- saving and going on ---
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_a_collector_goes_on_exactly(name, tmp_path):
     whole, begun = collector_of(make_env(name)), collector_of(make_env(name))
@@ -309,9 +303,6 @@ def test_another_number_of_envs_restarts_the_episodes_with_a_warning(make):
         resumed.load_state_dict(begun.state_dict())
     validate(resumed.collect())
     assert resumed.env_steps == 2 * 3 * 16 + 2 * 16
-
-
-# --- statistics of episodes ---
 
 
 def episodes_by_hand(reward, done):
@@ -395,9 +386,6 @@ def test_a_collector_keeps_the_statistics_of_its_episodes():
     assert list(collector.statistics.lengths) == [e[1] for e in expected]
 
 
-# --- buffer and dataset ---
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -441,9 +429,6 @@ def test_evaluation_seeds_come_once_in_batches(episodes, envs, sizes):
     assert [len(batch) for batch in batches] == sizes
     assert [seed for batch in batches for seed in batch] == list(range(100, 100 + episodes))
     assert list(seeds) == batches
-
-
-# --- evaluation ---
 
 
 def timed_length(seed):
@@ -531,9 +516,6 @@ def test_an_episode_without_end_is_cut(monkeypatch):
         assert episode["length"] == 20
         assert episode["return"] == 20.0
         assert episode["terminated"] is False
-
-
-# --- summaries ---
 
 
 def episode(total, length, terminated=True, success=None, seed=0):

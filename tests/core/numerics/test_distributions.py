@@ -90,9 +90,6 @@ def assert_equal(actual, expected, tolerance=1e-5):
     torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
-# --- log-probs and entropies ---
-
-
 @pytest.mark.parametrize("name", ["gaussian", "gaussian matrix"])
 @pytest.mark.parametrize("batch", [(50,), (5, 7)])
 def test_gaussian_log_prob_and_entropy(name, batch):
@@ -254,9 +251,6 @@ def test_gradients_of_the_entropy_in_closed_form():
     assert_equal(output.grad, exact.grad)
 
 
-# --- samples ---
-
-
 def assert_frequency(happened, probability):
     """A share of independent samples lies within five standard errors of its probability."""
     happened = happened.double()
@@ -393,9 +387,6 @@ def test_squashed_actions_stay_within_the_bounds_far_out():
     for u, bound in ((-30.0, space.low), (30.0, space.high)):
         action = distribution.sample(torch.full((1, 2000), u), None)["action"][0].numpy()
         assert (abs(action - bound) <= rounding).all()
-
-
-# --- which family ---
 
 
 def test_a_box_of_one_number_without_a_dimension():

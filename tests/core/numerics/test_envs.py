@@ -220,9 +220,6 @@ def random_actions(space, steps, count, seed=0):
     )
 
 
-# --- against plain envs ---
-
-
 def test_pendulum_is_truncated_after_200_steps_with_its_final_observation():
     env = GymnasiumEnv(2, "Pendulum-v1")
     actions = random_actions(env.single_action_space, 405, 2)
@@ -258,9 +255,6 @@ def test_final_observations_of_an_env_that_reuses_its_array():
     final = play(env, torch.zeros(4, 2, dtype=torch.int64))[-1][4]
     env.close()
     assert final[:, 0].tolist() == [4.0, 4.0]
-
-
-# --- actions ---
 
 
 @pytest.mark.parametrize("clip_action", [True, False])
@@ -308,9 +302,6 @@ def test_multi_discrete_actions_begin_at_their_start(start):
     observation, *_ = env.step(action)
     assert torch.equal(observation, action + torch.tensor(start or [0, 0]).float())
     env.close()
-
-
-# --- how the envs are made ---
 
 
 def doubled(env):
@@ -450,9 +441,6 @@ def test_a_misspelt_id_after_a_module_names_the_right_one(module_with_an_env):
         GymnasiumEnv(1, f"{module_with_an_env}:FromModul-v0")
 
 
-# --- success ---
-
-
 def test_success_is_that_of_the_finished_episode():
     kwargs = {"action_space": Discrete(9), "length": 2}
     env = GymnasiumEnv(3, "Echo-v0", env_kwargs=kwargs)
@@ -478,9 +466,6 @@ def test_is_success_is_understood_too():
     env.reset(seed=0)
     assert env.step(torch.tensor([4, 3]))[4]["success"].tolist() == [True, False]
     env.close()
-
-
-# --- saving and going on ---
 
 
 def go_on_exactly(id, before, after, *, count=3, vectorization="sync", through=None, **kwargs):
@@ -633,9 +618,6 @@ def test_an_env_with_other_settings_is_not_restored():
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()
-
-
-# --- batched torch envs ---
 
 
 def walk(num_envs, max_episode_steps=4):

@@ -233,9 +233,6 @@ def test_each_index_gives_what_single_transitions_give(case, storage, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-# --- the traps of notes on off-policy learning, each with what falling into it would give ---
-
-
 def fixed_rollout(
     observations, *, rewards, terminated=(), truncated=(), finals=None, continues=True
 ):
@@ -322,9 +319,6 @@ def test_what_comes_in_while_minibatches_are_drawn_is_refused():
     replay.extend(fixed_rollout([3.0, 4.0], rewards=[1.0]))
     with refused(RuntimeError, names=("replay", "batches()", "extend()")):
         next(batches)
-
-
-# --- drawing, refusals, memory ---
 
 
 def test_each_transition_is_drawn_as_often():

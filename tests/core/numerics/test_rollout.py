@@ -54,9 +54,6 @@ def leaves(rollout):
     return dict(rollout.exclude("final_observation").flatten_keys(".").items())
 
 
-# --- allocation ---
-
-
 def test_every_field_has_its_shape_and_dtype_and_is_zero():
     rollout = allocate(NESTED, MultiDiscrete([2, 3]), extra_fields={"u": ((4,), torch.float32)})
     assert rollout.batch_size == (N, T + 1)
@@ -133,9 +130,6 @@ def test_a_refused_space_deep_in_a_tree_is_found():
         allocate(Dict({"a": Dict({"instruction": gymnasium.spaces.Text(5)})}))
 
 
-# --- views ---
-
-
 def test_step_views_write_through_contiguously():
     rollout = allocate(NESTED)
     views = step_views(rollout)
@@ -187,9 +181,6 @@ def test_copy_tree_refuses_an_observation_that_lacks_a_part():
     target = step_views(allocate(NESTED))[0]["observation"]
     with pytest.raises(KeyError):
         copy_tree(target, {"image": torch.zeros(N, 4, 4, 3)})
-
-
-# --- validation ---
 
 
 def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
@@ -249,9 +240,6 @@ def test_another_dtype_is_refused(key, dtype):
     rollout[key] = rollout[key].to(dtype)
     with refused(ValueError, names=(f"'{key}'", dtype)):
         validate(rollout)
-
-
-# --- minibatches ---
 
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
@@ -324,9 +312,6 @@ def test_minibatches_are_copies():
 def test_an_unknown_field_is_named():
     with pytest.raises(KeyError, match="advantage"):
         shuffled(numbered(), 4, keys=("reward", "advantage"))
-
-
-# --- flat data and added fields ---
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])

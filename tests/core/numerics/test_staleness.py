@@ -261,9 +261,6 @@ def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
     assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
 
 
-# --- off-policy: many updates for each rollout ---
-
-
 class Several(Counting):
     """Envs that can be resumed; one raises at one step, and they keep how far they got ahead of a learner."""
 
@@ -447,9 +444,6 @@ def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(e
     assert (versions[: len(within)] == 1).all(), "complete updates, as max_staleness counts them"
 
 
-# --- learning from it ---
-
-
 def stale_rollout(data, module, lag, change=0.0):
     """Return a rollout that a policy `lag` updates ago, and some weights away, has collected."""
     rollout = make_collector(SyncCollector, data._env, module.policy, 16, 1)
@@ -616,9 +610,6 @@ def test_an_error_of_the_thread_comes_with_its_traceback():
     assert frames[-1].name == "step"
     assert frames[-1].filename == __file__
     collector.close()
-
-
-# --- SlowPolicy ---
 
 
 def test_a_slow_policy_is_the_one_inside_but_later(monkeypatch):
