@@ -49,11 +49,7 @@ def timed():
     )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Timed-v0", timed)
-    yield
-    del gymnasium.registry["Timed-v0"]
+gymnasium.register("tests/Timed-v0", timed)
 
 
 def make_policy(env, seed=0, cls=ActorCritic, **kwargs):
@@ -75,7 +71,7 @@ def collected(collector, count):
 
 ENVS = {
     "CartPole": lambda: GymnasiumEnv(4, "CartPole-v1"),
-    "Timed": lambda: GymnasiumEnv(4, "Timed-v0"),
+    "Timed": lambda: GymnasiumEnv(4, "tests/Timed-v0"),
     "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
     "torch": lambda: ValueProbe(5, delay=3),
 }
@@ -229,7 +225,7 @@ def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
 
 
 def test_a_field_that_was_replaced_is_collected_anew():
-    one, other = collector_of("Timed-v0"), collector_of("Timed-v0")
+    one, other = collector_of("tests/Timed-v0"), collector_of("tests/Timed-v0")
     one.collect()
     rollout = other.collect()
     rollout["reward"] = rollout["reward"] * 100
@@ -332,7 +328,7 @@ def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
 
 
 def test_a_collector_keeps_the_statistics_of_its_episodes():
-    collector = collector_of("Timed-v0")
+    collector = collector_of("tests/Timed-v0")
     rollouts = collected(collector, 6)
     expected = episodes_by_hand(
         transitions_of(rollouts, "reward"), transitions_of(rollouts, "done")
@@ -403,7 +399,7 @@ def play_alone(policy, env, seed):
 @pytest.mark.parametrize("num_envs", [1, 3, 6, 10])
 def test_one_episode_per_seed_however_long(num_envs):
     """Every way to share the episodes out among envs gives the same ones, and no short one comes twice."""
-    env = GymnasiumEnv(num_envs, "Timed-v0")
+    env = GymnasiumEnv(num_envs, "tests/Timed-v0")
     policy = make_policy(env)
     episodes = [
         e for batch in EpisodeSeeds(0, 10, num_envs) for e in run_episodes(policy, env, batch)

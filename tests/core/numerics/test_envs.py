@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from tensordict import TensorDict
 
 from lightning_rl import VectorEnvWrapper
 from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
 from lightning_rl.envs.gymnasium import episode_log
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
+from lightning_rl.rollout.contract import map_tree
 from tests.envs import ScriptedEnv, ScriptedVector, Walk, draw
 from tests.helpers import assert_same, through_file
 from tests.messages import refused
@@ -123,9 +123,7 @@ def _registered():
 
 def plain(observation):
     """Copy an observation to tensors and dicts of them."""
-    if isinstance(observation, TensorDict | dict):
-        return {key: plain(value) for key, value in observation.items()}
-    return torch.as_tensor(observation).clone()
+    return map_tree(torch.clone, observation)
 
 
 def stacked(observations):
@@ -135,20 +133,16 @@ def stacked(observations):
 
 
 def row(observation, i):
-    if isinstance(observation, dict):
-        return {key: row(value, i) for key, value in observation.items()}
-    return observation[i]
+    return map_tree(lambda rows: rows[i], observation)
 
 
 def play(env, actions):
     """Step through actions [T, N, ...]; return what each step gave, copied."""
     steps = []
     for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
+        *results, info = env.step(action)
         final = plain(info["final_obs"]) if "final_obs" in info else None
-        steps.append(
-            (plain(observation), reward.clone(), terminated.clone(), truncated.clone(), final)
-        )
+        steps.append((*map(plain, results), final))
     return steps
 
 
@@ -454,9 +448,9 @@ def go_on_exactly(id, before, after, *, count=3, **kwargs):
 
 def without_meaningless_rows(steps):
     result = []
-    for observation, reward, terminated, truncated, final in steps:
-        ended = (terminated | truncated).nonzero().flatten().tolist()
-        result.append([observation, reward, terminated, truncated, [row(final, i) for i in ended]])
+    for *results, final in steps:
+        ended = (results[2] | results[3]).nonzero().flatten().tolist()
+        result.append([*results, [row(final, i) for i in ended]])
     return result
 
 

@@ -21,6 +21,7 @@ from lightning_rl.system import ranks
 from tests.messages import refused
 
 N, T = 3, 5
+VECTOR = Box(-1, 1, (2,))
 NESTED = Dict(
     {
         "image": Box(0, 255, (4, 4, 3), np.uint8),
@@ -30,10 +31,8 @@ NESTED = Dict(
 )
 
 
-def allocate(observation=None, action=None, **kwargs):
-    return allocate_rollout(
-        observation or Box(-1, 1, (2,)), action or Box(-1, 1, (2,)), N, T, **kwargs
-    )
+def allocate(observation=VECTOR, action=VECTOR, **kwargs):
+    return allocate_rollout(observation, action, N, T, **kwargs)
 
 
 def numbered():

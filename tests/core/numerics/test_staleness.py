@@ -176,11 +176,9 @@ class VersionActor(ActorOnly):
             self.distribution.log_std.fill_(-4.0)
 
 
-STEPWISE = variant(VersionActor)
-"""The same, but it acts by a call per step: a subclass does not act as its parent."""
-
-
-@pytest.mark.parametrize(("kind", "actor"), [(VersionActor, NumpyActor), (STEPWISE, StepwiseActor)])
+@pytest.mark.parametrize(
+    ("kind", "actor"), [(VersionActor, NumpyActor), (variant(VersionActor), StepwiseActor)]
+)
 def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
     policy, swaps = kind(), 0
     ones = variant(Counting, _observe=lambda env: torch.ones(1, 1))
