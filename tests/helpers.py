@@ -188,6 +188,14 @@ def load(checkpoint):
     return torch.load(checkpoint, weights_only=True)
 
 
+def through_file(state):
+    """Return a state as it comes back from a checkpoint."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def without(content, *keys):
     """Return a checkpoint without some keys and without its list of keys, as old versions wrote it."""
     dropped = {*keys, "contents"}

@@ -82,9 +82,6 @@ def test_discounted_return_restarts_with_each_episode(seed):
     )
 
 
-# --- V-trace ---
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("gamma", "gae_lambda", "rho_bar", "c_bar"),

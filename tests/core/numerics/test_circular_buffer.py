@@ -1,4 +1,3 @@
-import io
 import math
 import sys
 import threading
@@ -21,7 +20,7 @@ from lightning_rl.rollout.contract import (
     time_major,
     validate,
 )
-from tests.helpers import assert_same
+from tests.helpers import assert_same, through_file
 from tests.messages import assert_names, refused
 
 N, T = 2, 3
@@ -31,13 +30,12 @@ OBSERVATION = Dict(
 EXTRA = {"noise": ((4,), torch.float32)}
 
 
-def make(**kwargs):
-    given = {"num_steps": T, "max_staleness": 1, "timeout_s": 60.0, "extra_fields": EXTRA} | kwargs
-    steps, extra, lag = (given.pop(key) for key in ("num_steps", "extra_fields", "max_staleness"))
+def make(num_steps=T, max_staleness=1, timeout_s=60.0, extra_fields=EXTRA, **settings):
     spaces = OBSERVATION, Discrete(5)
-    return CircularBuffer(
-        allocate_segments(lag + 2, *spaces, N, steps, extra_fields=extra), **given
+    segments = allocate_segments(
+        max_staleness + 2, *spaces, N, num_steps, extra_fields=extra_fields
     )
+    return CircularBuffer(segments, timeout_s=timeout_s, **settings)
 
 
 def observation_of(step):
@@ -54,16 +52,18 @@ def write_observation(slot, step):
         slot["observation"][key].copy_(value)
 
 
-def write_transition(slot, step):
-    """Fill every field of a slot but the observation with what follows from the step's number."""
-    slot.get("reward").copy_(torch.arange(N) * 0.25 + step)
-    slot.get("action").fill_(step % 5)
-    slot.get("terminated").fill_(step % 2 == 0)
-    slot.get("truncated").fill_(step % 3 == 0)
-    slot.get("done").fill_(step % 2 == 0 or step % 3 == 0)
-    slot.get("policy_version").fill_(step)
-    slot.get("sample_log_prob").fill_(-step)
-    slot.get("noise").fill_(2 * step)
+def transition_of(step):
+    """What follows from the number of an env step: all fields of its slot but the observation."""
+    return {
+        "reward": torch.arange(N) * 0.25 + step,
+        "action": torch.tensor(step % 5),
+        "terminated": torch.tensor(step % 2 == 0),
+        "truncated": torch.tensor(step % 3 == 0),
+        "done": torch.tensor(step % 2 == 0 or step % 3 == 0),
+        "policy_version": torch.tensor(step),
+        "sample_log_prob": torch.tensor(-step),
+        "noise": torch.tensor(2 * step),
+    }
 
 
 class Writer:
@@ -76,7 +76,8 @@ class Writer:
         segment = self.buffer.begin_write()
         write_observation(segment.steps[0], self.step)
         for t in range(num_steps):
-            write_transition(segment.steps[t], self.step)
+            for key, value in transition_of(self.step).items():
+                segment.steps[t].get(key).copy_(value)
             self.pause()
             self.step += 1
             write_observation(segment.steps[t + 1], self.step)
@@ -90,15 +91,9 @@ def check(window, first=None):
     steps = window.batch_size[1] - 1
     begin = int(window["policy_version"][0, 0])
     assert first is None or begin == first
-    rows = torch.arange(begin, begin + steps)
-    assert torch.equal(window["policy_version"][:, :-1], rows.expand(N, steps))
-    assert torch.equal(window["reward"][:, :-1], torch.arange(N)[:, None] * 0.25 + rows)
-    assert torch.equal(window["sample_log_prob"][:, :-1], -rows.float().expand(N, steps))
-    assert torch.equal(window["action"][:, :-1], (rows % 5).expand(N, steps))
-    assert torch.equal(window["terminated"][:, :-1], (rows % 2 == 0).expand(N, steps))
-    assert torch.equal(window["truncated"][:, :-1], (rows % 3 == 0).expand(N, steps))
-    noise = (2.0 * rows)[:, None].expand(N, steps, 4)
-    assert torch.equal(window["noise"][:, :-1], noise)
+    for t in range(steps):
+        for key, value in transition_of(begin + t).items():
+            assert (window[key][:, t] == value).all(), (key, t)
     for t in range(steps + 1):  # with the bootstrap slot
         for key, value in observation_of(begin + t).items():
             assert torch.equal(window["observation", key][:, t], value), (key, t)
@@ -108,7 +103,7 @@ def check(window, first=None):
 
 
 def write_with_finals(writer, num_steps=T):
-    """Write a window as collectors do, whose episodes end as `write_transition` says."""
+    """Write a window as collectors do, whose episodes end as `transition_of` says."""
     first, segment = writer.step, writer.write(num_steps)
     clear_final_observations(segment.rollout)
     finals = FinalObservationWriter(segment.rollout)
@@ -157,9 +152,6 @@ def leaves(rollout):
 
 def storages(buffer):
     return {value.untyped_storage().data_ptr() for value in leaves(buffer.segments[0].rollout)}
-
-
-# --- order, ownership, views ---
 
 
 def test_windows_come_in_the_order_of_writing_far_beyond_the_wrap():
@@ -218,9 +210,6 @@ def test_the_bootstrap_observation_is_in_both_windows():
     assert torch.equal(second["observation", "state"][:, T], observation_of(2 * T)["state"])
 
 
-# --- partial windows ---
-
-
 def test_a_partial_window_has_its_own_bootstrap_slot():
     buffer = make()
     writer = Writer(buffer)
@@ -241,9 +230,6 @@ def test_a_window_of_an_impossible_length_is_refused(num_steps):
     buffer.begin_write()
     with refused(ValueError, names=("num_steps", f"[1, {T}]", num_steps)):
         buffer.commit(num_steps)
-
-
-# --- overflow ---
 
 
 def test_block_loses_nothing_and_waits_until_a_segment_is_free():
@@ -282,9 +268,6 @@ def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
     check(read(buffer), first=T + 9)
     statistics = buffer.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
-
-
-# --- two threads ---
 
 
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
@@ -360,9 +343,6 @@ def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
     assert busy < 0.02, "it polls"
     assert came - woken < 5  # 1 ms where the machine has nothing else to do
     assert buffer.statistics()[f"{side}_wait_seconds"] > 0
-
-
-# --- time-outs, stops, failures ---
 
 
 def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
@@ -477,16 +457,6 @@ def test_a_segment_is_written_by_one_writer_at_a_time():
         buffer.begin_write()
 
 
-# --- state ---
-
-
-def saved(buffer):
-    file = io.BytesIO()
-    torch.save(buffer.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def test_a_restored_buffer_goes_on_as_the_saved_one():
     buffer = make(max_staleness=3)
     writer = Writer(buffer)
@@ -494,7 +464,7 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
         write_with_finals(writer, num_steps)
         if writer.step == 3:
             read(buffer)
-    state = saved(buffer)
+    state = through_file(buffer.state_dict())
     assert len(state["windows"]) == 4
     assert all(
         value.untyped_storage().data_ptr() not in storages(buffer)
@@ -504,7 +474,7 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
 
     restored = make(max_staleness=4)
     restored.load_state_dict(state)
-    assert_same(saved(restored), state)
+    assert_same(through_file(restored.state_dict()), state)
     assert unread(restored) == 4
     writer.buffer = restored
     writer.write(2)  # its slot 0 is the end of the last restored window
@@ -531,7 +501,7 @@ def test_a_state_depends_on_no_clock():
         writer.write()
         thread.join(5)
         writer.write()
-        states.append(saved(buffer))
+        states.append(through_file(buffer.state_dict()))
     assert_same(*states)
 
 
@@ -540,7 +510,7 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
     writer = Writer(buffer)
     for num_steps in (3, 1, 2):
         writer.write(num_steps)
-    state = saved(buffer)
+    state = through_file(buffer.state_dict())
 
     shorter = make(num_steps=2)
     with refused(UserWarning, names=("2 envs and 3 steps", "2 envs and 2 steps", "num_envs")):
@@ -563,13 +533,10 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
 
 def test_a_state_is_not_loaded_into_a_buffer_in_use():
     buffer = make()
-    state = saved(buffer)
+    state = through_file(buffer.state_dict())
     Writer(buffer).write()
     with refused(RuntimeError, names="begin_write()"):
         buffer.load_state_dict(state)
-
-
-# --- settings ---
 
 
 @pytest.mark.parametrize(

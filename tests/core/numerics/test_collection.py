@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic
+from lightning_rl import ActorCritic, VectorEnvWrapper
 from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.collectors import SyncCollector, evaluation
 from lightning_rl.collectors.evaluation import (
@@ -21,15 +21,15 @@ from lightning_rl.collectors.evaluation import (
 )
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.envs import GymnasiumEnv, VectorEnv
+from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import next_observations, validate
 from lightning_rl.training.data import RolloutDataset
-from tests.envs import ScriptedEnv
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.messages import refused
 from tests.probes import TimeLimitProbe, ValueProbe
-from tests.variants import after, variant
+from tests.variants import after, before, concrete, variant
 
 
 def timed():
@@ -38,47 +38,18 @@ def timed():
     def begin(env):
         env.length = int(40 ** env.np_random.random())
 
-    def observe(env):
-        noise = env.np_random.normal(size=1).astype(np.float32)
-        return {"noise": noise, "steps": np.array([env.age], np.float32)}
-
-    def said(env):
-        return {"success": env.length % 2 == 0} if env.age == env.length else {}
-
     return ScriptedEnv(
         Dict({"noise": Box(-9, 9, (1,)), "steps": Box(0, 99, (1,))}),
         begin=begin,
-        observe=observe,
+        observe=lambda env: draw(env) | {"steps": np.float32([env.age])},
         reward=1.0,
         terminated=lambda env: env.age == env.length and env.length % 3 > 0,
         truncated=lambda env: env.age == env.length and env.length % 3 == 0,
-        info=said,
+        info=lambda env: {"success": env.length % 2 == 0} if env.age == env.length else {},
     )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Timed-v0", timed)
-    yield
-    del gymnasium.registry["Timed-v0"]
-
-
-class Spy(VectorEnv):
-    """Pass everything on, and count the resets from outside."""
-
-    def __init__(self, env):
-        self.env, self.resets, self.steps = env, 0, 0
-        self.num_envs, self.device = env.num_envs, env.device
-        self.single_observation_space = env.single_observation_space
-        self.single_action_space = env.single_action_space
-
-    def reset(self, seed=None, options=None):
-        self.resets += 1
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action):
-        self.steps += 1
-        return self.env.step(action)
+gymnasium.register("tests/Timed-v0", timed)
 
 
 def make_policy(env, seed=0, cls=ActorCritic, **kwargs):
@@ -94,34 +65,27 @@ def collector_of(env, num_steps=16, seed=3, **kwargs):
     return make_collector(SyncCollector, env, make_policy(env, **kwargs), num_steps, seed)
 
 
-def copied(rollout):
-    """A deep copy, as a plain tree."""
-    return rollout_state(rollout)
-
-
 def collected(collector, count):
-    return [copied(collector.collect()) for _ in range(count)]
+    return [rollout_state(collector.collect()) for _ in range(count)]
 
 
 ENVS = {
-    "CartPole": "CartPole-v1",
-    "Timed": "Timed-v0",
+    "CartPole": lambda: GymnasiumEnv(4, "CartPole-v1"),
+    "Timed": lambda: GymnasiumEnv(4, "tests/Timed-v0"),
     "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
     "torch": lambda: ValueProbe(5, delay=3),
 }
 
 
-def make_env(name):
-    make = ENVS[name]
-    return GymnasiumEnv(4, make) if isinstance(make, str) else make()
-
-
-# --- rollouts ---
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
-    env = Spy(make_env(name))
+    calls = []
+    spy = before(
+        concrete(VectorEnvWrapper),
+        reset=lambda *_, **__: calls.append("reset"),
+        step=lambda *_: calls.append("step"),
+    )
+    env = spy(ENVS[name]())
     collector = collector_of(env)
     last = None
     for i in range(4):
@@ -138,8 +102,7 @@ def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
         for key in ("reward", "action", "sample_log_prob", *flags):
             assert not rollout[key][:, -1].any(), key
         assert collector.env_steps == (i + 1) * 16 * env.num_envs
-    assert env.resets == 1
-    assert env.steps == 4 * 16
+    assert calls == ["reset"] + 4 * 16 * ["step"]
 
 
 def transitions_of(rollouts, key="action"):
@@ -185,7 +148,7 @@ def test_actions_are_stored_as_drawn_and_not_as_clipped():
 
 @pytest.mark.parametrize("name", ENVS)
 def test_the_stored_log_prob_is_that_of_the_stored_action(name):
-    collector = collector_of(make_env(name))
+    collector = collector_of(ENVS[name]())
     for _ in range(2):
         transitions = collector.collect()[:, :-1].reshape(-1)
         log_prob = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
@@ -246,7 +209,7 @@ def test_collecting_leaves_the_global_streams_alone():
 
 @pytest.mark.parametrize("name", ENVS)
 def test_the_seed_decides_everything(name):
-    one, same, other = (collected(collector_of(make_env(name), seed=s), 3) for s in (3, 3, 4))
+    one, same, other = (collected(collector_of(ENVS[name](), seed=s), 3) for s in (3, 3, 4))
     assert_same(one, same)
     assert not torch.equal(transitions_of(one), transitions_of(other))
 
@@ -256,13 +219,13 @@ def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
     one, other = collector_of("CartPole-v1"), collector_of("CartPole-v1")
     for _ in range(3):
         a, b = one.collect(), other.collect()
-        assert_same(copied(a), copied(b))
+        assert_same(rollout_state(a), rollout_state(b))
         b["advantage"] = torch.ones(4, 17)
         b["tree"] = TensorDict({"x": torch.zeros(4, 17)}, [4, 17])
 
 
 def test_a_field_that_was_replaced_is_collected_anew():
-    one, other = collector_of("Timed-v0"), collector_of("Timed-v0")
+    one, other = collector_of("tests/Timed-v0"), collector_of("tests/Timed-v0")
     one.collect()
     rollout = other.collect()
     rollout["reward"] = rollout["reward"] * 100
@@ -272,27 +235,24 @@ def test_a_field_that_was_replaced_is_collected_anew():
 @pytest.mark.parametrize("name", ENVS)
 def test_evaluation_in_between_changes_nothing(name):
     def run(evaluate):
-        env = make_env(name)
+        env = ENVS[name]()
         collector, result = collector_of(env), []
         for _ in range(4):
-            result.append(copied(collector.collect()))
+            result.append(rollout_state(collector.collect()))
             if evaluate:
-                run_episodes(collector.policy, make_env(name), [1, 2])
+                run_episodes(collector.policy, ENVS[name](), [1, 2])
         return result, collector.state_dict()
 
     assert_same(run(True), run(False))
 
 
-# --- saving and going on ---
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_a_collector_goes_on_exactly(name, tmp_path):
-    whole, begun = collector_of(make_env(name)), collector_of(make_env(name))
+    whole, begun = collector_of(ENVS[name]()), collector_of(ENVS[name]())
     expected = collected(whole, 5)[3:]
     collected(begun, 3)
     torch.save(begun.state_dict(), tmp_path / "collector.pt")
-    resumed = collector_of(make_env(name), seed=99)
+    resumed = collector_of(ENVS[name](), seed=99)
     resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
     for a, b in zip(collected(resumed, 2), expected, strict=True):
         assert_same(a, b)
@@ -311,9 +271,6 @@ def test_another_number_of_envs_restarts_the_episodes_with_a_warning(make):
     assert resumed.env_steps == 2 * 3 * 16 + 2 * 16
 
 
-# --- statistics of episodes ---
-
-
 def episodes_by_hand(reward, done):
     """(return, length) of every finished episode, in order of time and then env."""
     running = [[] for _ in reward]
@@ -327,29 +284,15 @@ def episodes_by_hand(reward, done):
     return result
 
 
-def random_steps(seed, n_envs=5, n_steps=120, chance=0.15):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n_envs, n_steps)), rng.random((n_envs, n_steps)) < chance
-
-
-def feed(statistics, reward, done, lengths):
-    start = 0
-    for length in lengths:
-        part = slice(start, start + length)
-        collect_into(
-            statistics, torch.from_numpy(reward[:, part]).float(), torch.from_numpy(done[:, part])
-        )
-        start += length
-    assert start == reward.shape[1]
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("chance", [0.02, 0.15, 0.9, 1.0])
 @pytest.mark.parametrize("lengths", [[120], [1] * 120, [7, 50, 3, 60]])
 def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
-    reward, done = random_steps(seed, chance=chance)
-    statistics = EpisodeStatistics(5)
-    feed(statistics, reward, done, lengths)
+    rng, statistics = np.random.default_rng(seed), EpisodeStatistics(5)
+    reward, done = rng.normal(size=(5, 120)), rng.random((5, 120)) < chance
+    steps = torch.from_numpy(reward).float(), torch.from_numpy(done)
+    for part in zip(*(values.split(lengths, 1) for values in steps), strict=True):
+        collect_into(statistics, *part)
     expected = episodes_by_hand(reward, done)
     assert statistics.episodes == len(expected)
     np.testing.assert_allclose(list(statistics.returns), [e[0] for e in expected[-100:]], atol=1e-5)
@@ -385,7 +328,7 @@ def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
 
 
 def test_a_collector_keeps_the_statistics_of_its_episodes():
-    collector = collector_of("Timed-v0")
+    collector = collector_of("tests/Timed-v0")
     rollouts = collected(collector, 6)
     expected = episodes_by_hand(
         transitions_of(rollouts, "reward"), transitions_of(rollouts, "done")
@@ -393,9 +336,6 @@ def test_a_collector_keeps_the_statistics_of_its_episodes():
     assert collector.statistics.episodes == len(expected) > 5
     assert list(collector.statistics.returns) == [e[0] for e in expected]
     assert list(collector.statistics.lengths) == [e[1] for e in expected]
-
-
-# --- buffer and dataset ---
 
 
 @pytest.mark.parametrize(
@@ -443,24 +383,12 @@ def test_evaluation_seeds_come_once_in_batches(episodes, envs, sizes):
     assert list(seeds) == batches
 
 
-# --- evaluation ---
-
-
-def timed_length(seed):
-    return int(40 ** np.random.default_rng(seed).random())
-
-
-def play_alone(policy, make, seed):
+def play_alone(policy, env, seed):
     """One episode in a plain env, by the mode of the policy: (return, length, terminated)."""
-    env = make()
     observation, _ = env.reset(seed=seed)
     total, steps = 0.0, 0
     while True:
-        if not isinstance(observation, dict):
-            td = TensorDict({"observation": torch.from_numpy(observation)[None]}, [1])
-        else:
-            tree = {key: torch.from_numpy(value)[None] for key, value in observation.items()}
-            td = TensorDict({"observation": TensorDict(tree, [1])}, [1])
+        td = TensorDict({"observation": torch.from_numpy(observation)[None]}, [1])
         action = policy.get_action(td, deterministic=True)["action"][0].numpy()
         observation, reward, terminated, truncated, _ = env.step(action)
         total, steps = total + float(reward), steps + 1
@@ -471,12 +399,12 @@ def play_alone(policy, make, seed):
 @pytest.mark.parametrize("num_envs", [1, 3, 6, 10])
 def test_one_episode_per_seed_however_long(num_envs):
     """Every way to share the episodes out among envs gives the same ones, and no short one comes twice."""
-    env = GymnasiumEnv(num_envs, "Timed-v0")
+    env = GymnasiumEnv(num_envs, "tests/Timed-v0")
     policy = make_policy(env)
     episodes = [
         e for batch in EpisodeSeeds(0, 10, num_envs) for e in run_episodes(policy, env, batch)
     ]
-    lengths = [timed_length(seed) for seed in range(10)]
+    lengths = [int(40 ** np.random.default_rng(seed).random()) for seed in range(10)]
     assert [e["seed"] for e in episodes] == list(range(10))
     assert [e["length"] for e in episodes] == lengths
     assert [e["return"] for e in episodes] == [float(length) for length in lengths]
@@ -487,15 +415,12 @@ def test_one_episode_per_seed_however_long(num_envs):
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("num_envs", [2, 4])
 def test_episodes_are_those_of_plain_envs(id, num_envs):
-    def make():
-        return gymnasium.make(id, max_episode_steps=120)
-
     env = GymnasiumEnv(num_envs, id, env_kwargs={"max_episode_steps": 120})
     policy = make_policy(env, seed=2)
     seeds = EpisodeSeeds(20, 4, num_envs)
     episodes = [e for batch in seeds for e in run_episodes(policy, env, batch)]
     for episode in episodes:
-        alone = play_alone(policy, make, episode["seed"])
+        alone = play_alone(policy, gymnasium.make(id, max_episode_steps=120), episode["seed"])
         assert episode["return"] == pytest.approx(alone[0], abs=1e-3)
         assert (episode["length"], episode["terminated"]) == alone[1:]
         assert episode["success"] is None
@@ -517,8 +442,7 @@ def test_evaluation_plays_the_mode_without_dropout():
     env = GymnasiumEnv(3, "CartPole-v1")
     policy = make_policy(env, cls=WITH_DROPOUT)
     expected = [
-        play_alone(policy.eval(), lambda: gymnasium.make("CartPole-v1"), seed)[1]
-        for seed in (1, 2, 3)
+        play_alone(policy.eval(), gymnasium.make("CartPole-v1"), seed)[1] for seed in (1, 2, 3)
     ]
     policy.train()
     assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == expected
@@ -531,9 +455,6 @@ def test_an_episode_without_end_is_cut(monkeypatch):
         assert episode["length"] == 20
         assert episode["return"] == 20.0
         assert episode["terminated"] is False
-
-
-# --- summaries ---
 
 
 def episode(total, length, terminated=True, success=None, seed=0):

@@ -47,9 +47,6 @@ from tests.variants import after, variant
 ATOMS = np.linspace(-2.0, 2.0, 9)
 
 
-# --- categorical critics ---
-
-
 def drawn(rng, samples=12):
     """Samples whose atoms move within the support, beyond both of its ends, onto atoms exactly, and all onto one."""
     reward = rng.normal(size=samples)
@@ -186,9 +183,6 @@ def test_rewards_are_scaled_so_that_the_largest_return_fits():
     assert module.reward_normalizer.return_limit == 4.0
     module.reward_normalizer.largest.fill_(8.0)
     assert module.normalized_reward(torch.tensor([6.0])).tolist() == [3.0]
-
-
-# --- networks ---
 
 
 @pytest.mark.parametrize("normalization", ["none", "layer", "rms"])
@@ -366,8 +360,6 @@ def test_what_cannot_be_is_refused():
         with refused(names=names):
             algorithm(policy)
 
-
-# --- discrete actions ---
 
 MASKED = gymnasium.spaces.Dict(
     {"action_mask": gymnasium.spaces.MultiBinary(4), "state": OBSERVATION_SPACE}

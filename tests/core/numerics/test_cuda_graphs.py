@@ -16,7 +16,6 @@ class Recorder:
     def __init__(self, monkeypatch, fails=False):
         self.captures = self.replays = self.warm_ups = 0
         self.fails = fails
-        self.written = ()
         monkeypatch.setattr(cuda_graphs, "capture", self.capture)
         monkeypatch.setattr(cuda_graphs, "run_on_side_stream", self.run_on_side_stream)
 

@@ -31,9 +31,8 @@ def as_it_is(policy, td):
 
 
 def layers_of(network, dueling):
-    return [
-        actor_layers(one) for one in ((network.value, network.advantage) if dueling else (network,))
-    ]
+    networks = (network.value, network.advantage) if dueling else (network,)
+    return [actor_layers(part) for part in networks]
 
 
 def one_update(module, minibatch):

@@ -50,26 +50,17 @@ def by(request):
 def minibatch_for(module, data, size):
     """A minibatch with log-probs a little off, so that some ratios are clipped."""
     generator = torch.Generator().manual_seed(3)
-
-    def noise():
-        return torch.randn(size, generator=generator)
-
-    shape = data.observation_space.shape
-    fields = {"observation": torch.randn(size, *shape, generator=generator)}
-    acted = module.policy.get_action(TensorDict(fields, [size]), generator=generator)
-    return acted.update(
-        {
-            "sample_log_prob": acted["sample_log_prob"] + 0.2 * noise(),
-            "value": noise(),
-            "advantage": noise() + 1,
-            "return": 3 * noise(),
-        }
-    )
+    observation = torch.randn(size, *data.observation_space.shape, generator=generator)
+    td = TensorDict({"observation": observation}, [size])
+    acted = module.policy.get_action(td, generator=generator)
+    noise = torch.randn(4, size, generator=generator)
+    acted["sample_log_prob"] = acted["sample_log_prob"] + 0.2 * noise[0]
+    return acted.update({"value": noise[1], "advantage": noise[2] + 1, "return": 3 * noise[3]})
 
 
 def differentiate(module, minibatch, *, compile):
-    found = scalars_of(make_update(module, compile=compile), minibatch)
-    return found, [parameter.grad.clone() for parameter in module.policy.parameters()]
+    scalars = scalars_of(make_update(module, compile=compile), minibatch)
+    return scalars, [parameter.grad.clone() for parameter in module.policy.parameters()]
 
 
 @pytest.mark.parametrize(("by", "env", "policy", "model"), COMPILED, indirect=["by"])

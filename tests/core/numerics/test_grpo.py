@@ -53,7 +53,7 @@ def recorder():
         module.sizes.append(len(minibatch))
 
     grpo = before(after(GRPO, training_step=keep), loss=look)
-    grpo.rollouts, grpo.sizes, grpo.seen = [], [], []
+    grpo.rollouts, grpo.sizes = [], []
     return grpo
 
 
@@ -214,18 +214,14 @@ def late_success():
     )
 
 
-@pytest.fixture
-def slow():
-    gymnasium.register("SlowGRPO-v0", late_success)
-    yield "SlowGRPO-v0"
-    del gymnasium.registry["SlowGRPO-v0"]
+gymnasium.register("tests/LateSuccess-v0", late_success)
 
 
-def test_a_filter_waits_for_episodes_to_end_before_it_judges_the_env(slow, tmp_path):
+def test_a_filter_waits_for_episodes_to_end_before_it_judges_the_env(tmp_path):
     """No episode ends in rollouts 0, 1, 3, 4: their groups may yet part, and are learnt from."""
     data = GROUPS | {"buffer_size": 12, "total_env_steps": 8 * 12 * 6}
-    settings = {"env": slow, "data": data, "filter_groups": True, "reset_every_rollout": False}
-    module, _, _ = learn(tmp_path, **settings)
+    settings = {"data": data, "filter_groups": True, "reset_every_rollout": False}
+    module, _, _ = learn(tmp_path, env="tests/LateSuccess-v0", **settings)
     undecided = [value for _, value in scalars(tmp_path)["train/undecided_groups"]]
     for t, rollout in enumerate(module.rollouts):
         success = rollout["success"][:, :-1].any(1).view(2, 4)

@@ -7,27 +7,26 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from tensordict import TensorDict
 
 from lightning_rl import (
     ActionChunk,
     AsyncCollector,
     GymnasiumEnv,
     SyncCollector,
-    TorchEnv,
-    VectorEnv,
+    VectorEnvWrapper,
 )
 from lightning_rl.buffers.segments import rollout_state
 from lightning_rl.rollout.contract import next_observations
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
-from tests.envs import ScriptedEnv, ScriptedVector
+from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
 from tests.helpers import assert_same, make_collector, policy_for
 from tests.messages import refused
-from tests.variants import after
+from tests.variants import after, concrete
 
 LENGTH = 5
 INSTEAD = [-0.25, 0.75]
 OBSERVATION, ACTION = Box(-9, 9, (3,)), Box(-1, 1, (2,))
+REPORTS = {"reports_interventions": True}
 
 
 def helped():
@@ -38,12 +37,9 @@ def helped():
             env.action = np.array(INSTEAD, np.float32)
 
     def said(env):
-        if (
-            env.age % 3 == 0 or env.age == 2
-        ):  # at 2, somebody held on, and did what the policy would have done
-            return {"executed_action": env.action, "intervened": True}
-        # At 4, its own way of doing what it was told.
-        return {"executed_action": env.action, "intervened": False} if env.age == 4 else {}
+        # At 2, somebody held on, and did what the policy would have done; at 4, the env's own way.
+        told = {"executed_action": env.action, "intervened": env.age != 4}
+        return told if env.age in (2, 3, 4) else {}
 
     return ScriptedEnv(
         OBSERVATION,
@@ -54,17 +50,13 @@ def helped():
         reward=1.0,
         terminated=lambda env: env.age == LENGTH,
         info=said,
-        metadata={"reports_interventions": True},
+        metadata=REPORTS,
     )
 
 
 def three_numbers():
-    return ScriptedEnv(
-        OBSERVATION,
-        ACTION,
-        info={"executed_action": np.ones(3)},
-        metadata={"reports_interventions": True},
-    )
+    info = {"executed_action": np.ones(3)}
+    return ScriptedEnv(OBSERVATION, ACTION, info=info, metadata=REPORTS)
 
 
 def by_number():
@@ -74,15 +66,13 @@ def by_number():
         assert env.action in env.action_space
         return {"executed_action": 7} if env.age % 2 == 0 else {}
 
-    metadata = {"reports_interventions": True}
-    return ScriptedEnv(
-        Box(-9, 9, (1,)), Discrete(3, start=5), reward=1.0, info=said, length=6, metadata=metadata
-    )
+    spaces = Box(-9, 9, (1,)), Discrete(3, start=5)
+    return ScriptedEnv(*spaces, reward=1.0, info=said, length=6, metadata=REPORTS)
 
 
 def batched_helped(num_envs=1, **kwargs):
     """`helped`, N times, with arrays and masks; the last step's info is the final one."""
-    return ScriptedVector(num_envs, helped, metadata={"reports_interventions": True})
+    return ScriptedVector(num_envs, helped, metadata=REPORTS)
 
 
 gymnasium.register("Helped-v0", helped)
@@ -91,49 +81,34 @@ gymnasium.register("ByNumber-v0", by_number)
 gymnasium.register("BatchedHelped-v0", helped, vector_entry_point=batched_helped)
 
 
-class TorchHelped(TorchEnv):
-    """The same in torch; an env of one's own too, as it says nothing of most steps."""
+class TorchHelped(ScriptedTask):
+    """The same in torch."""
 
-    start_size = 1
     reports_interventions = True
 
     def __init__(self, num_envs):
-        super().__init__(num_envs, OBSERVATION, ACTION, LENGTH)
+        def start(uniform):
+            return {"observation": torch.zeros(len(uniform), 3)}
 
-    def initial_state(self, uniform):
-        return TensorDict({"observation": torch.zeros(len(uniform), 3)}, [len(uniform)])
+        super().__init__(num_envs, start, TorchHelped.move, action_space=ACTION, steps=LENGTH)
 
-    def observe(self, state):
-        return state["observation"]
-
-    def transition(self, state, action):
+    def move(self, state, action):
         age = state["observation"][:, :1]
-        action = action.clamp(-1, 1)
         helped = age % 3 == 2
-        executed = torch.where(helped, torch.tensor(INSTEAD), action)
-        moved = TensorDict({"observation": torch.cat((age + 1, executed), 1)}, state.batch_size)
+        executed = torch.where(helped, torch.tensor(INSTEAD), action.clamp(-1, 1))
+        observation = torch.cat((age + 1, executed), 1)
         info = {"executed_action": executed, "intervened": (helped | (age == 1)).squeeze(1)}
-        return moved, torch.ones(len(age)), moved["observation"][:, 0] == LENGTH, info
+        return {"observation": observation}, None, observation[:, 0] == LENGTH, info
 
 
-class OwnHelped(VectorEnv):
-    """An env of one's own around another one, which says something only where somebody took over."""
+def own_helped(num_envs):
+    """Make an env of one's own around another one, which says something only where somebody took over."""
 
-    reports_interventions = True
+    def forget(env, result, action):
+        *results, info = result
+        return *results, info if info["intervened"].any() else {"final_obs": info["final_obs"]}
 
-    def __init__(self, num_envs):
-        self.inner = TorchHelped(num_envs)
-        self.num_envs, self.device = num_envs, self.inner.device
-        self.single_observation_space, self.single_action_space = OBSERVATION, ACTION
-
-    def reset(self, seed=None, options=None):
-        return self.inner.reset(seed)
-
-    def step(self, action):
-        *results, info = self.inner.step(action)
-        if not info["intervened"].any():
-            info = {"final_obs": info["final_obs"]}
-        return *results, info
+    return after(concrete(VectorEnvWrapper), step=forget)(TorchHelped(num_envs))
 
 
 KINDS = {
@@ -141,7 +116,7 @@ KINDS = {
     "workers": partial(GymnasiumEnv, id="Helped-v0", vectorization="async"),
     "batched": partial(GymnasiumEnv, id="BatchedHelped-v0", vectorization="vector_entry_point"),
     "torch": TorchHelped,
-    "own": OwnHelped,
+    "own": own_helped,
 }
 
 

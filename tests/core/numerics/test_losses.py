@@ -117,8 +117,6 @@ def test_a_stale_sample_beyond_the_cap_has_no_part_in_the_penalty():
     assert log_prob.grad[1] == 0 != log_prob.grad[0]
 
 
-# --- learning from an older policy's samples ---
-
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 

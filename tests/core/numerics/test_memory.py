@@ -8,9 +8,9 @@ from lightning_rl.training.callbacks import memory
 from tests.helpers import assert_same, make_collector, make_data, make_ppo
 
 
-def rollout_of(policy, collector=SyncCollector, steps=5):
+def rollout_of(policy, steps=5):
     env = GymnasiumEnv(4, "CartPole-v1")
-    return make_collector(collector, env, policy, steps, seed=1).collect()
+    return make_collector(SyncCollector, env, policy, steps, seed=1).collect()
 
 
 def test_activations_are_those_of_the_layers_and_not_the_weights():

@@ -28,8 +28,8 @@ class Inner(ActorCritic):
         return [{"params": groups[0]}, {"params": groups[1], "lr_scale": 7.0}]
 
 
-def slow(inner=Inner, **kwargs):
-    return SlowPolicy(*SPACES, lambda *spaces: inner(*spaces, (8,), **kwargs), delay_ms=0.0)
+def slow():
+    return SlowPolicy(*SPACES, lambda *spaces: Inner(*spaces, (8,)), delay_ms=0.0)
 
 
 def members():

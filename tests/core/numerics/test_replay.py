@@ -12,7 +12,12 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from lightning_rl import ConfigurationError, ReplayBuffer
 from lightning_rl.buffers import replay_buffer, transition_ring
 from lightning_rl.rollout.allocation import allocate_rollout
-from lightning_rl.rollout.contract import FinalObservationWriter, final_observations, map_tree
+from lightning_rl.rollout.contract import (
+    FinalObservationWriter,
+    copy_tree,
+    final_observations,
+    map_tree,
+)
 from tests.messages import refused
 
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -35,9 +40,8 @@ class Stream:
     def random(self, like):
         if like.dtype.is_floating_point:
             return torch.randn(like.shape, generator=self.draw)
-        return torch.randint(
-            0, 2 if like.dtype == torch.bool else 200, like.shape, generator=self.draw
-        ).to(like.dtype)
+        high = 2 if like.dtype == torch.bool else 200
+        return torch.randint(high, like.shape, generator=self.draw).to(like.dtype)
 
     def chance(self, probability, *shape):
         return torch.rand(shape, generator=self.draw) < probability
@@ -60,16 +64,12 @@ class Stream:
         for key, field in rollout.exclude("final_observation", "final_index").items(True, True):
             rollout[key] = self.random(field)
         size = (self.num_envs, steps + 1)
-        rollout["terminated"], rollout["truncated"] = (
-            self.chance(self.end, *size),
-            self.chance(self.end, *size),
-        )
+        for key in ("terminated", "truncated"):
+            rollout[key] = self.chance(self.end, *size)
         rollout["done"] = rollout["terminated"] | rollout["truncated"]
-        finals = FinalObservationWriter(rollout)
+        finals, first = FinalObservationWriter(rollout), rollout.get("observation")[:, 0]
         for t in range(steps):
-            finals.write(
-                t, map_tree(self.random, map_tree(lambda x: x[:, 0], rollout.get("observation")))
-            )
+            finals.write(t, map_tree(self.random, first))
         rollout["continues"] = torch.full(size, continues and self.following is not None)
         if self.chunk:
             counts = torch.randint(1, self.chunk + 1, size, generator=self.draw)
@@ -79,13 +79,8 @@ class Stream:
             lengths = torch.randint(1, steps + 1, (self.num_envs, 1), generator=self.draw)
             rollout["padding"] = torch.arange(steps + 1) >= lengths
         if continues and self.following is not None:
-            for key, value in self.following.items():
-                rollout["observation" if key is None else ("observation", key)][:, 0] = value
-        observation = rollout["observation"]
-        flat = {None: observation} if isinstance(observation, torch.Tensor) else observation
-        self.following = {
-            key: map_tree(lambda x: x[:, -1].clone(), value) for key, value in flat.items()
-        }
+            copy_tree(first, self.following)
+        self.following = map_tree(torch.clone, rollout.get("observation")[:, -1])
         return rollout
 
 
@@ -108,37 +103,27 @@ class SlowReplay:
 
     def extend(self, rollout):
         steps = rollout.batch_size[1] - 1
-        padding = rollout.get("padding", None)
+        chunks, person = "executed" in rollout.keys(), "intervened" in rollout.keys()
+        padding = rollout.get("padding", torch.zeros(rollout.shape, dtype=torch.bool))
         for env, stream in enumerate(self.streams):
             if stream and not rollout["continues"][env, 0]:
                 stream[-1]["goes_on"] = False
             for t in range(steps):
-                at = partial(value_at, rollout, env, t)
+                at = partial(value_at, rollout, env)
                 done = bool(rollout["done"][env, t])
-                padded = padding is not None and bool(padding[env, t])
-                rewards = rollout["step_reward" if "executed" in rollout.keys() else "reward"][
-                    env, t
-                ]
-                before_padding = padding is not None and t + 1 < steps and bool(padding[env, t + 1])
+                ends = done or (t + 1 < steps and bool(padding[env, t + 1]))
+                rewards = rollout["step_reward" if chunks else "reward"][env, t]
                 stream.append(
                     {
-                        "observation": at("observation"),
-                        "action": at(
-                            "executed_action" if "intervened" in rollout.keys() else "action"
-                        ),
+                        "observation": at(t, "observation"),
+                        "action": at(t, "executed_action" if person else "action"),
                         "rewards": rewards.double().numpy().reshape(-1).copy(),
-                        "steps": int(rollout["executed"][env, t].sum())
-                        if "executed" in rollout.keys()
-                        else 1,
+                        "steps": int(rollout["executed"][env, t].sum()) if chunks else 1,
                         "terminated": bool(rollout["terminated"][env, t]),
-                        "next": at("final_observation")
-                        if done
-                        else value_at(rollout, env, t + 1, "observation"),
-                        "goes_on": not (done or before_padding),
-                        "padded": padded,
-                        "intervened": bool(rollout["intervened"][env, t])
-                        if "intervened" in rollout.keys()
-                        else False,
+                        "next": at(t, "final_observation") if done else at(t + 1, "observation"),
+                        "goes_on": not ends,
+                        "padded": bool(padding[env, t]),
+                        "intervened": person and bool(rollout["intervened"][env, t]),
                     }
                 )
         self.streams = [stream[-self.kept :] for stream in self.streams]
@@ -233,9 +218,6 @@ def test_each_index_gives_what_single_transitions_give(case, storage, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-# --- the traps of notes on off-policy learning, each with what falling into it would give ---
-
-
 def fixed_rollout(
     observations, *, rewards, terminated=(), truncated=(), finals=None, continues=True
 ):
@@ -322,9 +304,6 @@ def test_what_comes_in_while_minibatches_are_drawn_is_refused():
     replay.extend(fixed_rollout([3.0, 4.0], rewards=[1.0]))
     with refused(RuntimeError, names=("replay", "batches()", "extend()")):
         next(batches)
-
-
-# --- drawing, refusals, memory ---
 
 
 def test_each_transition_is_drawn_as_often():

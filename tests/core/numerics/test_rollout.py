@@ -21,6 +21,7 @@ from lightning_rl.system import ranks
 from tests.messages import refused
 
 N, T = 3, 5
+VECTOR = Box(-1, 1, (2,))
 NESTED = Dict(
     {
         "image": Box(0, 255, (4, 4, 3), np.uint8),
@@ -30,10 +31,8 @@ NESTED = Dict(
 )
 
 
-def allocate(observation=None, action=None, **kwargs):
-    return allocate_rollout(
-        observation or Box(-1, 1, (2,)), action or Box(-1, 1, (2,)), N, T, **kwargs
-    )
+def allocate(observation=VECTOR, action=VECTOR, **kwargs):
+    return allocate_rollout(observation, action, N, T, **kwargs)
 
 
 def numbered():
@@ -52,9 +51,6 @@ def transition_numbers():
 
 def leaves(rollout):
     return dict(rollout.exclude("final_observation").flatten_keys(".").items())
-
-
-# --- allocation ---
 
 
 def test_every_field_has_its_shape_and_dtype_and_is_zero():
@@ -133,9 +129,6 @@ def test_a_refused_space_deep_in_a_tree_is_found():
         allocate(Dict({"a": Dict({"instruction": gymnasium.spaces.Text(5)})}))
 
 
-# --- views ---
-
-
 def test_step_views_write_through_contiguously():
     rollout = allocate(NESTED)
     views = step_views(rollout)
@@ -187,9 +180,6 @@ def test_copy_tree_refuses_an_observation_that_lacks_a_part():
     target = step_views(allocate(NESTED))[0]["observation"]
     with pytest.raises(KeyError):
         copy_tree(target, {"image": torch.zeros(N, 4, 4, 3)})
-
-
-# --- validation ---
 
 
 def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
@@ -249,9 +239,6 @@ def test_another_dtype_is_refused(key, dtype):
     rollout[key] = rollout[key].to(dtype)
     with refused(ValueError, names=(f"'{key}'", dtype)):
         validate(rollout)
-
-
-# --- minibatches ---
 
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
@@ -324,9 +311,6 @@ def test_minibatches_are_copies():
 def test_an_unknown_field_is_named():
     with pytest.raises(KeyError, match="advantage"):
         shuffled(numbered(), 4, keys=("reward", "advantage"))
-
-
-# --- flat data and added fields ---
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])

@@ -10,7 +10,7 @@ from lightning_rl import SAC, TD3, DeterministicActorCritic, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
 from tests.messages import refused
-from tests.q_references import SACReference, TD3Reference
+from tests.q_references import SACReference, TD3Reference, flat
 from tests.variants import variant
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
@@ -32,10 +32,8 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
         torch.nn.init.normal_(parameter, std=0.5)
     if isinstance(module, TD3):
         module.target_actor.load_state_dict(made.actor.state_dict())
-    optimizers = module.configure_optimizers()
-    module.attach_learner(
-        Learner(module, module.objectives, optimizers, CompileDecision(compile, None))
-    )
+    choice = CompileDecision(compile, None)
+    module.attach_learner(Learner(module, module.objectives, module.configure_optimizers(), choice))
     return module
 
 
@@ -49,25 +47,18 @@ def update(module, minibatch, with_actor=True):
         module.update_in_turn(minibatch, *module.undelayed_objectives)
 
 
+def array(parameter):
+    return parameter.detach().double().numpy().copy()
+
+
 def actor_layers(actor):
-    return [
-        (
-            layer.weight.detach().double().numpy().T.copy(),
-            layer.bias.detach().double().numpy().copy(),
-        )
-        for layer in actor
-        if isinstance(layer, torch.nn.Linear)
-    ]
+    layers = [layer for layer in actor if isinstance(layer, torch.nn.Linear)]
+    return [(array(layer.weight.T), array(layer.bias)) for layer in layers]
 
 
 def critic_layers(ensemble):
-    return [
-        [
-            (w[i].detach().double().numpy().copy(), b[i, 0].detach().double().numpy().copy())
-            for w, b in zip(ensemble.weights, ensemble.biases, strict=True)
-        ]
-        for i in range(ensemble.num_critics)
-    ]
+    layers = list(zip(ensemble.weights, ensemble.biases, strict=True))
+    return [[(array(w[i]), array(b[i, 0])) for w, b in layers] for i in range(ensemble.num_critics)]
 
 
 def drawn(rng, critics=None):
@@ -96,14 +87,13 @@ def tensors(batch, dtype):
 
 
 def assert_follows(module, reference, tolerance):
-    ours = [array for layer in actor_layers(module.policy.actor) for array in layer]
-    theirs = [array for layer in reference.actor for array in layer]
+    ours, theirs = flat(actor_layers(module.policy.actor)), flat(reference.actor)
     for mine, wanted in (
         (module.policy.critic, reference.critics),
         (module.target_critic, reference.targets),
     ):
-        ours += [a for critic in critic_layers(mine) for layer in critic for a in layer]
-        theirs += [a for critic in wanted for layer in critic for a in layer]
+        ours += [a for critic in critic_layers(mine) for a in flat(critic)]
+        theirs += [a for critic in wanted for a in flat(critic)]
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 

@@ -8,6 +8,7 @@ import traceback
 from functools import partial
 from itertools import product, repeat
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
@@ -15,15 +16,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import (
-    GRPO,
-    PPO,
-    ActorOnly,
-    AsyncCollector,
-    OffPolicyAlgorithm,
-    Policy,
-    SlowPolicy,
-)
+from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, OffPolicyAlgorithm, SlowPolicy
 from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.buffers import ReadInterrupted, WriterError
@@ -33,11 +26,11 @@ from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.system.phases import no_phases
 from tests.callbacks import callback
+from tests.envs import NUMBER
 from tests.helpers import make_collector, make_data, make_ppo, scalars, train
 from tests.messages import refused
+from tests.policies import ScriptedPolicy
 from tests.variants import variant
-
-BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
 class Delay:
@@ -53,40 +46,49 @@ class Delay:
 
 
 class Counting(VectorEnv):
-    """Shows how many steps it has made, and pays 1; episodes of `length` steps."""
+    """Shows how many steps it has made, and pays 1; episodes of `length` steps, or an error at one step.
+
+    It keeps by how many steps it was ahead of a learner, which has `trained` on so many.
+    """
 
     device = torch.device("cpu")
-    single_observation_space = BOX
+    single_observation_space = NUMBER
     single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    num_envs = 1
 
-    def __init__(self, delay=lambda: None, length=10**9):
-        self.delay, self.length, self.steps = delay, length, 0
+    def __init__(self, delay=lambda: None, length=10**9, num_envs=1, raises_at=None):
+        self.delay, self.length, self.num_envs, self.raises_at = delay, length, num_envs, raises_at
+        self.steps, self.trained, self.ahead = 0, lambda: 0, 0
+        self.ones, self.never = torch.ones(num_envs), torch.zeros(num_envs, dtype=torch.bool)
 
     def reset(self, seed=None, options=None):
         return self._observe(), {}
 
     def step(self, action):
+        if self.steps + 1 == self.raises_at:
+            raise OSError("the motor is on fire")
         self.delay()
         self.steps += 1
-        ends = torch.tensor([self.steps % self.length == 0])
+        self.ahead = max(self.ahead, self.num_envs * self.steps - self.trained())
+        ends = self.steps % self.length == 0
         info = {"final_obs": self._observe()} if ends else {}
-        return self._observe(), torch.ones(1), ends, torch.zeros(1, dtype=torch.bool), info
+        return self._observe(), self.ones, ~self.never if ends else self.never, self.never, info
 
     def _observe(self):
-        return torch.full((1, 1), float(self.steps))
+        return torch.full((self.num_envs, 1), float(self.steps))
 
     def state_dict(self):
-        return None
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+        return self._observe()
 
 
-class WeightPolicy(Policy):
+class WeightPolicy(ScriptedPolicy):
     """Its action is the first and the last of its weights, all of which equal its version."""
 
-    has_critic = False
-
     def __init__(self, delay=lambda: None):
-        super().__init__(BOX, Counting.single_action_space)
+        super().__init__(NUMBER, Counting.single_action_space, None)
         self.first = torch.nn.Parameter(torch.zeros(1))
         self.last = torch.nn.Parameter(torch.zeros(1))
         self.delay = delay
@@ -94,25 +96,19 @@ class WeightPolicy(Policy):
     def forward(self, td, deterministic=False, generator=None):
         first = self.first.detach().clone()
         self.delay()  # newer weights that came in here would tear the action
-        action = torch.stack([first, self.last.detach()]).view(1, 2)
+        action = torch.stack([first, self.last.detach()], -1).expand(*td.batch_size, 2)
         td.set("action", action, inplace=True)
-        td.set("sample_log_prob", -action[:, 0], inplace=True)
-        return td
+        return td.set("sample_log_prob", -action[:, 0], inplace=True)
 
-    def get_value(self, td):
-        return td.set("value", torch.zeros(td.batch_size))
-
-    def evaluate_actions(self, td):
-        zeros = torch.zeros(td.batch_size)
-        fields = {"sample_log_prob": zeros - self.first, "entropy": zeros, "value": zeros}
-        return TensorDict(fields, td.batch_size)
+    def set_weights(self, value):
+        with torch.no_grad():
+            self.first.fill_(float(value))
+            self.last.fill_(float(value))
 
     def learn(self):
         """Become the next version."""
-        with torch.no_grad():
-            self.version += 1
-            self.first.fill_(float(self.version))
-            self.last.fill_(float(self.version))
+        self.version += 1
+        self.set_weights(self.version)
 
 
 def consume(collector, policy, rollouts, delay=lambda: None):
@@ -168,7 +164,7 @@ class VersionActor(ActorOnly):
     acts_as_perceptron = True
 
     def __init__(self):
-        super().__init__(BOX, Counting.single_action_space, (), log_std_bounds=(-5.0, 2.0))
+        super().__init__(NUMBER, Counting.single_action_space, (), log_std_bounds=(-5.0, 2.0))
         self.learn(0)
 
     def learn(self, to=None):
@@ -180,11 +176,9 @@ class VersionActor(ActorOnly):
             self.distribution.log_std.fill_(-4.0)
 
 
-STEPWISE = variant(VersionActor)
-"""The same, but it acts by a call per step: a subclass does not act as its parent."""
-
-
-@pytest.mark.parametrize(("kind", "actor"), [(VersionActor, NumpyActor), (STEPWISE, StepwiseActor)])
+@pytest.mark.parametrize(
+    ("kind", "actor"), [(VersionActor, NumpyActor), (variant(VersionActor), StepwiseActor)]
+)
 def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
     policy, swaps = kind(), 0
     ones = variant(Counting, _observe=lambda env: torch.ones(1, 1))
@@ -261,55 +255,6 @@ def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
     assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
 
 
-# --- off-policy: many updates for each rollout ---
-
-
-class Several(Counting):
-    """Envs that can be resumed; one raises at one step, and they keep how far they got ahead of a learner."""
-
-    def __init__(self, num_envs, delay, raises_at=10**9):
-        super().__init__(delay)
-        self.num_envs, self.ones = num_envs, torch.ones(num_envs)
-        self.never = torch.zeros(num_envs, dtype=torch.bool)
-        self.raises_at, self.trained, self.ahead = raises_at, lambda: 0, 0
-
-    def step(self, action):
-        if self.steps + 1 == self.raises_at:
-            raise OSError("the motor is on fire")
-        self.delay()
-        self.steps += 1
-        self.ahead = max(self.ahead, self.num_envs * self.steps - self.trained())
-        return self._observe(), self.ones, self.never, self.never, {}
-
-    def _observe(self):
-        return torch.full((self.num_envs, 1), float(self.steps))
-
-    def state_dict(self):
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state):
-        self.steps = state["steps"]
-        return self._observe()
-
-
-def act_in_all(policy, td, deterministic=False, generator=None):
-    """`WeightPolicy` in several envs."""
-    action = torch.stack([policy.first.detach(), policy.last.detach()], -1)
-    td.set("action", action.expand(*td.batch_size, 2), inplace=True)
-    td.set("sample_log_prob", torch.zeros(td.batch_size), inplace=True)
-    return td
-
-
-class Nothing:
-    """A replay whose minibatches are empty."""
-
-    def __len__(self):
-        return 10**6
-
-    def batches(self, count, size, **settings):
-        return repeat(TensorDict({}, [size]), count)
-
-
 class Updates(OffPolicyAlgorithm):
     """An update sets the weights to how many there have been; everything else is as in any run.
 
@@ -317,12 +262,7 @@ class Updates(OffPolicyAlgorithm):
     """
 
     def __init__(self, delay=lambda: None, each=lambda: None, **settings):
-        super().__init__(
-            variant(WeightPolicy, forward=act_in_all)(),
-            batch_size=4,
-            random_env_steps=0,
-            **settings,
-        )
+        super().__init__(WeightPolicy(), batch_size=4, random_env_steps=0, **settings)
         self.delay, self.each = delay, each
         self.run = SimpleNamespace(datamodule=self)
         self.trainer = self.run
@@ -336,7 +276,8 @@ class Updates(OffPolicyAlgorithm):
         self.seen, self.collector = [], None
 
     data = property(lambda self: self)
-    replay = property(lambda self: Nothing())
+    replay = MagicMock(batches=lambda count, size, **_: repeat(TensorDict({}, [size]), count))
+    replay.__len__.return_value = 10**6
 
     def configure_objectives(self):
         return [self.objective(None)]
@@ -351,9 +292,7 @@ class Updates(OffPolicyAlgorithm):
         for _ in self.minibatches(rollout):
             self.each()
             self.objectives[""].statistics.applied += 1
-            with torch.no_grad():
-                self.policy.first.fill_(float(self.updates_done))
-                self.policy.last.fill_(float(self.updates_done))
+            self.policy.set_weights(self.updates_done)
         self.delay()
         self.finish_iteration(rollout)
 
@@ -390,9 +329,8 @@ def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
         settings["learning_starts"] = pick.randint(0, 60)
         num_envs, total = (8, 120) if utd > 1 else (32, 480)
         module = Updates(Delay(seed, 0.1 * steps), **settings)
-        env = Several(
-            num_envs, Delay(seed + 1, 0.1), pick.randint(1, 9) if end == "crash" else 10**9
-        )
+        raises_at = pick.randint(1, 9) if end == "crash" else None
+        env = Counting(Delay(seed + 1, 0.1), num_envs=num_envs, raises_at=raises_at)
         settings = {"num_steps": steps, "seed": seed, "max_staleness": lag, "timeout_s": 20}
         begin = partial(make_collector, AsyncCollector, **settings)
         collector = begin(env, module.policy)
@@ -408,7 +346,7 @@ def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
             collector.close()
         if end != "crash":
             state = collector.state_dict()
-            env = Several(num_envs, Delay(seed + 2, 0.1))
+            env = Counting(Delay(seed + 2, 0.1), num_envs=num_envs)
             collector = begin(env, module.policy)
             collector.load_state_dict(state)
             try:
@@ -426,7 +364,7 @@ def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
 def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(every):
     """An iteration of 120 updates takes as long as a rollout of 30 steps."""
     module = Updates(each=lambda: time.sleep(0.0003), updates_per_env_step=4.0, publish_every_updates=every)  # fmt: skip
-    env = Several(1, lambda: time.sleep(0.001))
+    env = Counting(lambda: time.sleep(0.001))
     collector = make_collector(
         AsyncCollector, env, module.policy, 30, 1, max_staleness=1, timeout_s=20
     )
@@ -447,13 +385,9 @@ def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(e
     assert (versions[: len(within)] == 1).all(), "complete updates, as max_staleness counts them"
 
 
-# --- learning from it ---
-
-
 def stale_rollout(data, module, lag, change=0.0):
     """Return a rollout that a policy `lag` updates ago, and some weights away, has collected."""
-    rollout = make_collector(SyncCollector, data._env, module.policy, 16, 1)
-    rollout = rollout.collect()
+    rollout = make_collector(SyncCollector, data._env, module.policy, 16, 1).collect()
     module.policy.version += lag
     with torch.no_grad():
         for parameter in module.policy.parameters():
@@ -466,11 +400,9 @@ def gradients(module, rollout, correction):
     module.correction = OffPolicyCorrection(correction or "bypass", 2.0)
     module.may_be_stale = correction is not None
     scalars = module.correction.add_fields(module.policy, rollout) if correction else {}
-    if isinstance(module, GRPO):
-        module.add_advantages(rollout)
-    else:
+    if not isinstance(module, GRPO):
         module.evaluate_values(rollout)
-        module.add_advantages(rollout)
+    module.add_advantages(rollout)
     minibatch = next(module.minibatches(rollout, module.fields))
     module.policy.zero_grad()
     loss, stats = module.loss(module.prepare(minibatch))
@@ -616,9 +548,6 @@ def test_an_error_of_the_thread_comes_with_its_traceback():
     assert frames[-1].name == "step"
     assert frames[-1].filename == __file__
     collector.close()
-
-
-# --- SlowPolicy ---
 
 
 def test_a_slow_policy_is_the_one_inside_but_later(monkeypatch):

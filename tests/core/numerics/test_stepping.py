@@ -63,9 +63,6 @@ def check_state(rollout):
     assert torch.equal(rollout["action"][:, :-1], age[:, :-1, 0].long())
 
 
-# --- the state of a policy ---
-
-
 @pytest.mark.parametrize("cls", [counts, around])
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, reset):
@@ -151,9 +148,6 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
         make_collector(SyncCollector, env, policy_for(env, make), 7, seed=1).collect()
 
 
-# --- the loop ---
-
-
 def log():
     """Make what writes down what it is asked for."""
     calls = []
@@ -211,9 +205,6 @@ def test_first_episodes_end_by_themselves_or_are_cut():
     cut = play(2)
     assert cut[0] == steps[0]
     assert cut[1] == (steps[1][0], [False] * 4, (4,))
-
-
-# --- what makes a collector ---
 
 
 class Every(SyncCollector):
