@@ -51,6 +51,27 @@ def flat(layers):
     return [array for layer in layers for array in layer]
 
 
+def copied(layers):
+    return [(weight.copy(), bias.copy()) for weight, bias in layers]
+
+
+def follow(targets, networks, tau):
+    """Move the slow copies of networks towards them."""
+    for target, network in zip(targets, networks, strict=True):
+        for slow, fast in zip(flat(target), flat(network), strict=True):
+            slow += tau * (fast - slow)
+
+
+def step_critics(adam, critics, batch, target, limit=None):
+    """Regress each critic of observations and actions on the targets [B]."""
+    arrays, gradients = [], []
+    for critic in critics:
+        q, inputs = forward(critic, np.hstack([batch["observation"], batch["unit_action"]]))
+        by_layer, _ = backward(critic, inputs, (q - target[:, None]) / len(target))
+        arrays, gradients = arrays + flat(critic), gradients + flat(by_layer)
+    adam.step(arrays, gradients, limit)
+
+
 def log_density(u, mean, std):
     """log of the density of tanh(u), u normal: the change of variables, 1 - tanh(u)^2 = 1 / cosh(u)^2, term by term."""
     normal = -0.5 * ((u - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
@@ -73,16 +94,11 @@ class SACReference:
         log_std_bounds=(-20.0, 2.0),
     ):
         self.actor, self.critics, self.bounds = actor, critics, log_std_bounds
-        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
+        self.targets = [copied(critic) for critic in critics]
         self.log_alpha = np.array(np.log(alpha))
         self.adams = [Adam(rate) for _ in range(3)]
-        self.tau, self.target_entropy, self.in_target, self.limit = (
-            tau,
-            target_entropy,
-            in_target,
-            limit,
-        )
-        self.mean_of_all = mean_of_all
+        self.tau, self.target_entropy = tau, target_entropy
+        self.in_target, self.limit, self.mean_of_all = in_target, limit, mean_of_all
 
     def act(self, observation, noise):
         output, inputs = forward(self.actor, observation)
@@ -93,12 +109,8 @@ class SACReference:
 
     def target(self, batch):
         u, mean, _, std, _ = self.act(batch["next_observation"], batch["next_noise"])
-        q = np.stack(
-            [
-                forward(c, np.hstack([batch["next_observation"], np.tanh(u)]))[0][:, 0]
-                for c in self.targets
-            ]
-        )
+        inputs = np.hstack([batch["next_observation"], np.tanh(u)])
+        q = np.stack([forward(target, inputs)[0][:, 0] for target in self.targets])
         if "target_critics" in batch:
             q = np.take_along_axis(q, batch["target_critics"].T, 0)
         entropy = np.exp(self.log_alpha) * log_density(u, mean, std) if self.in_target else 0.0
@@ -107,17 +119,10 @@ class SACReference:
     def update(self, batch, with_actor=True):
         size = len(batch["reward"])
         target = self.target(batch)
-        arrays, gradients = [], []
-        for critic in self.critics:
-            q, inputs = forward(critic, np.hstack([batch["observation"], batch["unit_action"]]))
-            found, _ = backward(critic, inputs, (q - target[:, None]) / size)
-            arrays, gradients = arrays + flat(critic), gradients + flat(found)
-        self.adams[0].step(arrays, gradients, self.limit)
+        step_critics(self.adams[0], self.critics, batch, target, self.limit)
         if with_actor:
             self.step_actor(batch, size)
-        for slow, fast in zip(self.targets, self.critics, strict=True):
-            for a, b in zip(flat(slow), flat(fast), strict=True):
-                a += self.tau * (b - a)
+        follow(self.targets, self.critics, self.tau)
 
     def step_actor(self, batch, size):
         alpha = np.exp(self.log_alpha)
@@ -127,11 +132,9 @@ class SACReference:
             q, seen = forward(critic, np.hstack([batch["observation"], action]))
             passes.append((q[:, 0], seen))
         values = np.stack([q for q, _ in passes])
-        weight = (
-            np.full(values.shape, 1.0 / len(values))
-            if self.mean_of_all
-            else (values == values.min(0)) * 1.0
-        )
+        weight = (values == values.min(0)) * 1.0
+        if self.mean_of_all:
+            weight = np.full(values.shape, 1.0 / len(values))
         by_action = np.zeros_like(action)
         for critic, (_, seen), own in zip(self.critics, passes, weight, strict=True):
             by_action += backward(critic, seen, -own[:, None] / size)[1][
@@ -152,7 +155,7 @@ class DoubleQReference:
     """Of three commands: the network says which is the best next one, the slow copy what it is worth."""
 
     def __init__(self, layers, *, rate, tau, limit=None):
-        self.layers, self.target = layers, [(w.copy(), b.copy()) for w, b in layers]
+        self.layers, self.target = layers, copied(layers)
         self.adam, self.tau, self.limit = Adam(rate), tau, limit
 
     def update(self, batch, command, penalty):
@@ -165,15 +168,14 @@ class DoubleQReference:
         gradient[rows, command] = (q[rows, command] - wanted) / len(command)
         found, _ = backward(self.layers, inputs, gradient)
         self.adam.step(flat(self.layers), flat(found), self.limit)
-        for slow, fast in zip(flat(self.target), flat(self.layers), strict=True):
-            slow += self.tau * (fast - slow)
+        follow([self.target], [self.layers], self.tau)
 
 
 class TD3Reference:
     def __init__(self, actor, critics, *, rate, tau):
         self.actor, self.critics, self.tau = actor, critics, tau
-        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
-        self.target_actor = [(w.copy(), b.copy()) for w, b in actor]
+        self.targets = [copied(critic) for critic in critics]
+        self.target_actor = copied(actor)
         self.adams = [Adam(rate), Adam(rate)]
 
     def update(self, batch, with_actor):
@@ -183,12 +185,7 @@ class TD3Reference:
         )
         q = np.stack([forward(c, np.hstack([following, action]))[0][:, 0] for c in self.targets])
         target = batch["reward"] + batch["discount"] * q.min(0)
-        arrays, gradients = [], []
-        for critic in self.critics:
-            q, inputs = forward(critic, np.hstack([batch["observation"], batch["unit_action"]]))
-            found, _ = backward(critic, inputs, (q - target[:, None]) / size)
-            arrays, gradients = arrays + flat(critic), gradients + flat(found)
-        self.adams[0].step(arrays, gradients)
+        step_critics(self.adams[0], self.critics, batch, target)
         if not with_actor:
             return
         output, inputs = forward(self.actor, batch["observation"])
@@ -198,10 +195,7 @@ class TD3Reference:
         ]
         found, _ = backward(self.actor, inputs, by_action * (1 - np.tanh(output) ** 2))
         self.adams[1].step(flat(self.actor), flat(found))
-        pairs = [(self.target_actor, self.actor), *zip(self.targets, self.critics, strict=True)]
-        for slow, fast in pairs:
-            for a, b in zip(flat(slow), flat(fast), strict=True):
-                a += self.tau * (b - a)
+        follow([self.target_actor, *self.targets], [self.actor, *self.critics], self.tau)
 
 
 def projected(values, probs, atoms):
@@ -225,7 +219,7 @@ class DiscreteSACReference:
 
     def __init__(self, actor, critics, *, alpha, rate, tau, share, mean_of_all=False):
         self.actor, self.critics, self.tau, self.share = actor, critics, tau, share
-        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
+        self.targets = [copied(critic) for critic in critics]
         self.log_alpha, self.mean_of_all = np.array(np.log(alpha)), mean_of_all
         self.adams = [Adam(rate) for _ in range(3)]
 
@@ -265,9 +259,7 @@ class DiscreteSACReference:
         self.adams[1].step(flat(self.actor), flat(found))
         wanted = self.share * np.log(batch["mask"].sum(-1))
         self.adams[2].step([self.log_alpha], [np.array((entropy - wanted).mean())])
-        for slow, fast in zip(self.targets, self.critics, strict=True):
-            for a, b in zip(flat(slow), flat(fast), strict=True):
-                a += self.tau * (b - a)
+        follow(self.targets, self.critics, self.tau)
 
 
 class DQNReference:
@@ -275,7 +267,7 @@ class DQNReference:
 
     def __init__(self, networks, *, rate, tau, interval, double, limit=None):
         self.networks = networks
-        self.targets = [[(w.copy(), b.copy()) for w, b in one] for one in networks]
+        self.targets = [copied(network) for network in networks]
         self.adam, self.tau, self.interval, self.double = Adam(rate), tau, interval, double
         self.limit, self.count = limit, 0
 
@@ -291,9 +283,9 @@ class DQNReference:
     def update(self, batch):
         rows, size = np.arange(len(batch["reward"])), len(batch["reward"])
         target_q, _ = self.values(self.targets, batch["next_observation"])
-        chooser = (
-            self.values(self.networks, batch["next_observation"])[0] if self.double else target_q
-        )
+        chooser = target_q
+        if self.double:
+            chooser = self.values(self.networks, batch["next_observation"])[0]
         best = np.where(batch["next_mask"], chooser, -np.inf).argmax(1)
         wanted = batch["reward"] + batch["discount"] * target_q[rows, best]
         q, seen = self.values(self.networks, batch["observation"])
@@ -309,6 +301,4 @@ class DQNReference:
         self.adam.step(arrays, gradients, self.limit)
         self.count += 1
         if self.count % self.interval == 0:
-            for slow, fast in zip(self.targets, self.networks, strict=True):
-                for a, b in zip(flat(slow), flat(fast), strict=True):
-                    a += self.tau * (b - a)
+            follow(self.targets, self.networks, self.tau)

@@ -6,6 +6,8 @@ Run it in an environment of its own with LeRobot, see README.md:
 """
 
 import json
+import math
+import os
 import shutil
 import sys
 import tempfile
@@ -24,10 +26,7 @@ MASK = (1 << 32) - 1
 
 def noise_of(name, shape):
     """Numbers in [-1, 1) by a formula of integers: the same everywhere, bit for bit."""
-    count = 1
-    for size in shape:
-        count *= size
-    x = (torch.arange(count) + zlib.crc32(name.encode())) & MASK
+    x = (torch.arange(math.prod(shape)) + zlib.crc32(name.encode())) & MASK
     x = (x * 2654435761) & MASK
     x = ((x ^ (x >> 15)) * 2246822519) & MASK
     x = ((x ^ (x >> 13)) * 3266489917) & MASK
@@ -42,7 +41,7 @@ def pixels_of(name, shape):
 
 def weights_of(shapes):
     """The weights of a policy from their names and shapes."""
-    found = {}
+    weights = {}
     for name, shape in shapes.items():
         value = noise_of(name, shape)
         if name.endswith("num_batches_tracked"):
@@ -52,12 +51,9 @@ def weights_of(shapes):
         elif len(shape) == 1:
             value = (1.0 if name.endswith("weight") else 0.0) + 0.1 * value
         else:
-            inputs = 1
-            for size in shape[1:]:
-                inputs *= size
-            value = value * (3.0 / inputs) ** 0.5
-        found[name] = value
-    return found
+            value = value * (3.0 / math.prod(shape[1:])) ** 0.5
+        weights[name] = value
+    return weights
 
 
 def fill(golden, place):
@@ -81,7 +77,7 @@ def filled_in(root):
     return make
 
 
-def statistics_of(features, modes):
+def statistics_of(features):
     """Statistics of a dataset with these features."""
     found = {}
     for name, feature in features.items():
@@ -198,7 +194,7 @@ def make(to, name, kind, inputs, action_size, fields, rename):
         kind, input_features=features, output_features=action, device="cpu", **fields
     )
     policy = get_policy_class(kind)(config)
-    statistics = statistics_of({**features, **action}, None)
+    statistics = statistics_of({**features, **action})
     before, after = make_pre_post_processors(config, dataset_stats=statistics)
     before.steps[0].rename_map = rename
     place = to / name
@@ -243,26 +239,21 @@ def run(policy, before, after, inputs, action_size, rename):
             stored["noise"] = noise_of("noise", shape) * 1.7
             chunk = policy.predict_action_chunk(prepared, noise=stored["noise"].clone())
         else:
-            noise = noise_of("noise", (ROWS, config.horizon, action_size)) * 1.7
-            stored["noise"] = noise
-            keys = list(config.image_features)
-            if keys:
+            noise = stored["noise"] = noise_of("noise", (ROWS, config.horizon, action_size)) * 1.7
+            if keys := list(config.image_features):
                 prepared["observation.images"] = torch.stack([prepared[k] for k in keys], dim=-4)
             condition = policy.diffusion._prepare_global_conditioning(prepared)
             time = torch.tensor([3, 1])
             stored["denoised"] = policy.diffusion.unet(noise, time, global_cond=condition)
             torch.manual_seed(11)
-            chunk = policy.diffusion.conditional_sample(
-                ROWS, global_cond=condition, noise=noise.clone()
-            )
+            sample = policy.diffusion.conditional_sample
+            chunk = sample(ROWS, global_cond=condition, noise=noise.clone())
     stored["chunk"], stored["action"] = chunk, after(chunk)
     return {k: v.contiguous().clone() for k, v in stored.items()}
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]).resolve()
-    import os
-
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.chdir(folder)  # a SmolVLA names its language model by a relative path
     for name, recipe in recipes().items():

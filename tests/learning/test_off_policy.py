@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,16 +18,14 @@ from lightning_rl import (
     DiscreteSAC,
     ReplayBuffer,
     RLDataModule,
-    RLTrainer,
     ValueAtoms,
 )
 from tests.algorithms import limit_is_failure
-from tests.envs import ScriptedTask
+from tests.envs import UNIT, ScriptedTask
+from tests.helpers import fit_in
 from tests.messages import refused
 from tests.probes import ActionProbe, MaskProbe
 from tests.variants import before
-
-BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def corridor(num_envs):
@@ -40,14 +37,7 @@ def corridor(num_envs):
     def move(env, state, action):
         return {"inside": torch.ones_like(state["inside"])}, state["inside"].squeeze(-1)
 
-    space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    return ScriptedTask(
-        num_envs,
-        lambda uniform: {"inside": torch.zeros_like(uniform)},
-        move,
-        observation_space=space,
-        action_space=BOX,
-    )
+    return ScriptedTask(num_envs, lambda uniform: {"inside": torch.zeros_like(uniform)}, move)
 
 
 def reset_is_successor(replay, rollout):
@@ -55,33 +45,16 @@ def reset_is_successor(replay, rollout):
     rollout["truncated"], rollout["done"] = (torch.zeros_like(rollout["done"]) for _ in range(2))
 
 
-def learn(
-    run_dir,
-    env,
-    *,
-    algorithm=SAC,
-    replay=ReplayBuffer,
-    policy=None,
-    data=None,
-    trainer=None,
-    **model,
-):
+def learn(run_dir, env, *, algorithm=SAC, replay=ReplayBuffer, policy=None, data=None, **model):
     """Train in a directory, without an evaluation."""
     seed_everything(3)
     settings = {"num_envs": 4, "buffer_size": 25, "total_env_steps": 400, "iterations_per_epoch": 4}
     replay = partial(replay, capacity=1000)
     module_data = RLDataModule(env, replay=replay, **settings | (data or {}))
-    kind = algorithm.policy_kind
     spaces = module_data.observation_space, module_data.action_space
     chosen = {"batch_size": 64, "learning_rate": 3e-3, "random_env_steps": 100} | model
-    module = algorithm(kind(*spaces, (32,), **(policy or {})), **chosen)
-    quiet = {
-        "limit_val_batches": 0,
-        "logger": False,
-        "enable_progress_bar": False,
-        "accelerator": "cpu",
-    }
-    RLTrainer(run_dir=str(run_dir), **quiet | (trainer or {})).fit(module, module_data)
+    module = algorithm(algorithm.policy_kind(*spaces, (32,), **(policy or {})), **chosen)
+    fit_in(run_dir, module, module_data, limit_val_batches=0, logger=False)
     return module
 
 
@@ -208,7 +181,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     with refused(names=("data.replay.capacity=1000", "model.batch_size=2000")):
         learn(tmp_path / "b", corridor, batch_size=2000, data={"total_env_steps": 4000})
     with refused(names=("SAC", "ActorCritic", "class_path: SquashedActorCritic")):
-        SAC(ActorCritic(BOX, BOX))
+        SAC(ActorCritic(UNIT, UNIT))
     with refused(names=("model.n_steps=6", "5 steps")):
         learn(tmp_path / "c", corridor, n_steps=6)
 
@@ -224,6 +197,5 @@ def test_a_replay_that_nobody_would_fill_is_refused(algorithm, tmp_path):
     )
     policy = ActorCritic(data.observation_space, data.action_space)
     model = {"PPO": PPO, "BehaviorCloning": BehaviorCloning}[algorithm](policy, batch_size=16)
-    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
     with refused(names=("data.replay", "ReplayBuffer", algorithm, "uses_replay = True")):
-        trainer.fit(model, data)
+        fit_in(tmp_path, model, data)

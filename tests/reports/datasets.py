@@ -13,14 +13,12 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
 
 STATE, ACTION = Box(-10, 10, (2,)), Box(-1, 1, (2,))
-INDEX = {"frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
 
 
 def png(pixels):
     """Return the bytes of a picture."""
-    image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
-    image.fromarray(pixels).save(file, "PNG")
+    pytest.importorskip("PIL.Image").fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 
@@ -59,9 +57,9 @@ def make(
     files=None,
     **index,
 ):
-    """Write a dataset; `index` replaces a column of `INDEX`, or `timestamp`; `...` leaves out."""
+    """Write a dataset; `index` replaces `timestamp`, `frame_index`, `episode_index`, `index` or `task_index`; `...` leaves out."""
     path, total = Path(path), sum(lengths)
-    columns = numbers(total) if columns is None else columns
+    columns = columns or numbers(total)
     frames = np.concatenate([np.arange(n) for n in lengths])
     episodes = np.repeat(np.arange(len(lengths)), lengths)
     counted = {
@@ -86,12 +84,11 @@ def make(
         size = begins[first + count] - begins[first]
         pq.write_table(table.slice(int(begins[first]), int(size)), file)
         places, first = places + [number] * count, first + count
-    nothing = [0] * len(lengths)
     told = {
         "episode_index": list(range(len(lengths))),
         "tasks": [[tasks[0]]] * len(lengths),
         "length": list(lengths),
-        "data/chunk_index": nothing,
+        "data/chunk_index": [0] * len(lengths),
         "data/file_index": places,
         "dataset_from_index": begins[:-1].tolist(),
         "dataset_to_index": begins[1:].tolist(),
@@ -116,17 +113,36 @@ def make(
     return path
 
 
-def film(path, frames, fps=10):
+def film(path, frames):
     """Write frames [T, H, W, 3] as a film, losslessly but for its colours."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"g": "2", "crf": "10"})
+        stream = container.add_stream("libx264", rate=10, options={"g": "2", "crf": "10"})
         stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def with_film(path, key, *, lengths=(2, 2), begins=(0.0, 0.2), ends=None, size=(16, 16, 3), **more):
+    """Write a dataset with a camera whose film is still missing; return the path of the film."""
+    rows = {f"videos/{key}/{name}": [0] * len(lengths) for name in ("chunk_index", "file_index")}
+    rows |= {f"videos/{key}/from_timestamp": list(begins)}
+    rows |= {f"videos/{key}/to_timestamp": list(ends)} if ends else {}
+    features = {key: {"dtype": "video", "shape": list(size), "names": None}}
+    make(path, lengths, features=features, rows=rows | more.pop("rows", {}), **more)
+    return path / f"videos/{key}/chunk-000/file-000.mp4"
+
+
+def with_pictures(path, key, contents, shape, **columns):
+    """Write a dataset of one episode whose camera has these files, as bytes, for pictures."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    column = pa.array([{"bytes": content, "path": None} for content in contents], kind)
+    features = {key: {"dtype": "image", "shape": list(shape), "names": None}}
+    columns = columns or numbers(len(contents))
+    return make(path, (len(contents),), {**columns, key: column}, features=features)
 
 
 def greys(*levels):

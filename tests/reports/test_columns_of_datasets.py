@@ -1,7 +1,4 @@
-"""Columns that are films, texts, lists of several lengths, or missing; names with slashes.
-
-After lerobot 3181, 2429 and 2283, openpi 213.
-"""
+"""Columns that are films, texts, of several lengths, or missing: lerobot 3181, 2429, 2283, openpi 213."""
 
 import json
 import shutil
@@ -14,23 +11,21 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import EpisodeWriter, read_episodes, write_minari
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from tests.messages import refused
-from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq
+from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq, with_film
 
 CAMERA = "observation.images.front"
-FILM = {CAMERA: {"dtype": "video", "shape": [16, 16, 3], "names": None}}
 
 
-def with_film(path, **rows):
-    nothing = [0, 0]
-    places = {f"videos/{CAMERA}/{name}": nothing for name in ("chunk_index", "file_index")}
-    places |= {f"videos/{CAMERA}/from_timestamp": [0.0, 0.4]}
-    make(path, features=FILM, rows={**places, **rows})
-    film(path / f"videos/{CAMERA}/chunk-000/file-000.mp4", greys(*range(0, 210, 30)))
+def filmed(path, **rows):
+    film(
+        with_film(path, CAMERA, lengths=(4, 3), begins=(0.0, 0.4), rows=rows),
+        greys(*range(0, 210, 30)),
+    )
     return path
 
 
 def test_keys_name_a_film(tmp_path):
-    episodes = read_episodes(with_film(tmp_path), {CAMERA: "observation.front"})
+    episodes = read_episodes(filmed(tmp_path), {CAMERA: "observation.front"})
     assert episodes[1].observation["front"].shape == (4, 16, 16, 3)
     levels = episodes[1].observation["front"].float().mean((1, 2, 3))
     np.testing.assert_allclose(levels, [120, 150, 180, 180], atol=4)
@@ -41,7 +36,7 @@ def test_keys_name_a_film(tmp_path):
 
 @pytest.mark.parametrize("name", ["chunk_index", "file_index", "from_timestamp"])
 def test_a_film_without_a_place_is_refused_on_opening(tmp_path, name):
-    path = with_film(tmp_path, **{f"videos/{CAMERA}/{name}": [0, None]})
+    path = filmed(tmp_path, **{f"videos/{CAMERA}/{name}": [0, None]})
     with refused(names=("Episode 1", f"videos/{CAMERA}/{name}")):
         read_episodes(path)
     assert len(read_episodes(path, observation_space=STATE)) == 2, "without the camera"
@@ -58,7 +53,7 @@ def test_a_film_without_a_place_is_refused_on_opening(tmp_path, name):
 def test_keys_that_would_be_ignored_are_refused(tmp_path, keys, words):
     space = Dict({"agent_pos": STATE})
     with refused(names=words):
-        read_episodes(with_film(tmp_path), keys, observation_space=space)
+        read_episodes(filmed(tmp_path), keys, observation_space=space)
 
 
 LISTS = pa.list_(pa.float32())
@@ -103,7 +98,10 @@ def test_a_column_that_the_file_does_not_have_is_refused(tmp_path):
         ({"data_path": "data/{episode_chunk}/{episode_index}.parquet"}, "data_path"),
         ({"features": {"action": {"shape": [2]}}}, "features.action"),
         ({"features": {"action": {"dtype": "float33", "shape": [2]}}}, "features.action"),
-        ({"features": {CAMERA: FILM[CAMERA]}, "video_path": ...}, "video_path"),
+        (
+            {"features": {CAMERA: {"dtype": "video", "shape": [16, 16, 3]}}, "video_path": ...},
+            "video_path",
+        ),
     ],
 )
 def test_an_info_file_that_lacks_something_is_refused_by_its_name(tmp_path, info, name):

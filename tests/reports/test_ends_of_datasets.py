@@ -1,7 +1,4 @@
-"""What a dataset says about time, ends and final observations: read as said, or refused.
-
-After reports on hil-serl 20, lerobot 1861 and 4143, Minari.
-"""
+"""What a dataset says about time and ends: read, or refused (hil-serl 20, lerobot 1861, 4143, Minari)."""
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import EpisodeWriter, read_episodes, read_replay, write_minari
 from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from tests.messages import assert_names, refused
-from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers
+from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, with_film
 
 LAST = np.array([0, 0, 0, 1, 0, 0, 1], bool)
 NEVER = np.zeros(7, bool)
@@ -156,12 +153,8 @@ KEY = "observation.image"
 
 
 def filmed(path, lengths, begins, ends, levels, **settings):
-    nothing = [0] * len(lengths)
-    rows = {f"videos/{KEY}/{name}": nothing for name in ("chunk_index", "file_index")}
-    rows |= {f"videos/{KEY}/from_timestamp": begins, f"videos/{KEY}/to_timestamp": ends}
-    features = {KEY: {"dtype": "video", "shape": [16, 16, 3], "names": None}}
-    make(path, lengths, features=features, rows=rows, **settings)
-    film(path / f"videos/{KEY}/chunk-000/file-000.mp4", greys(*levels))
+    place = with_film(path, KEY, lengths=lengths, begins=begins, ends=ends, **settings)
+    film(place, greys(*levels))
     space = Dict({"agent_pos": STATE, "pixels": Box(0, 255, (16, 16, 3), np.uint8)})
     return read_episodes(path, observation_space=space)
 

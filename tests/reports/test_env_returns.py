@@ -140,13 +140,6 @@ def _plain(tree):
     return {k: _plain(v) if isinstance(v, dict) else v for k, v in tree.items()}
 
 
-def compare(chosen):
-    for name, kwargs, good in chosen:
-        one, other = (played(way, kwargs) for way in EVERYWHERE)
-        assert one == other, name
-        assert isinstance(one, str) is not good, (name, one)
-
-
 def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
     """As on macOS and Windows: the worker imports the module that the id names."""
     before = multiprocessing.get_start_method()
@@ -165,7 +158,10 @@ def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
 def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers(step):
     """Workers are forks, of which 130 take ten seconds."""
     assert len(CASES) > 130
-    compare(CASES[::step])
+    for name, kwargs, good in CASES[::step]:
+        one, other = (played(way, kwargs) for way in EVERYWHERE)
+        assert one == other, name
+        assert isinstance(one, str) is not good, (name, one)
 
 
 def test_in_line_every_kind_of_return_is_taken_or_refused_in_one_message():

@@ -24,38 +24,27 @@ MODULE = """
 import gymnasium
 import numpy as np
 
+from tests.envs import NUMBER, UNIT, ScriptedEnv
 
-class Drawn(gymnasium.Env):
+
+class Drawn(ScriptedEnv):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-    action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
-    def __init__(self, render_mode=None):
-        self.render_mode, self.steps = render_mode, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(2, np.float32), 1.0, self.steps >= 4, False, {}
+    def __init__(self, **settings):
+        end = {"terminated": lambda env: env.age >= 4, "metadata": self.metadata}
+        super().__init__(NUMBER, UNIT, reward=1.0, **end, **settings)
 
     def render(self):
-        return np.full((32, 32, 3), 40 * self.steps, np.uint8)
+        return np.full((32, 32, 3), 40 * self.age, np.uint8)
 
 
 class Blind(Drawn):
     metadata = {"render_modes": []}
 
-    def __init__(self):
-        super().__init__()
-
 
 class Failing(Drawn):
     def render(self):
-        if self.steps > 2:
+        if self.age > 2:
             raise OSError("the graphics card is gone")
         return super().render()
 

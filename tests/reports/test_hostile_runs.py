@@ -14,6 +14,7 @@ from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
 from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
 from tests.cli.test_report import STEPS, make_run, report
 from tests.messages import refused
+from tests.reports.test_reports_on_runs import WHOLE
 from tests.security.watch import nothing_happens
 
 SECRET = "what nobody may read"
@@ -26,22 +27,18 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 
 
 def linked(path):
-    path.unlink(missing_ok=True)
     path.symlink_to(Path("secret").resolve())
 
 
 def piped(path):
-    path.unlink(missing_ok=True)
     os.mkfifo(path)
 
 
 def endless(path):
-    path.unlink(missing_ok=True)
     path.symlink_to("/dev/zero")
 
 
 def looped(path):
-    path.unlink(missing_ok=True)
     path.symlink_to(path.name)
 
 
@@ -55,7 +52,6 @@ def no_text(path):
 
 
 def a_directory(path):
-    path.unlink(missing_ok=True)
     path.mkdir()
 
 
@@ -106,6 +102,7 @@ def test_a_run_with_an_odd_file_is_left_out_and_spoils_no_other(place, spoil, ca
     make_run("good_seed1_20260101_000001", range(len(STEPS)))
     bad = make_run("bad_seed1_20260101_000002", range(len(STEPS)))
     (bad / "videos").mkdir()
+    (bad / place).unlink(missing_ok=True)
     spoil(bad / place)
     if (place == "videos/e.mp4" and spoil in FILMS_MAY_BE) or (
         place == "run.json" and spoil is looped  # which makes it no run
@@ -149,23 +146,9 @@ VALUES = {
 )
 def test_odd_values_end_in_a_message_or_a_page(file, path, capsys):
     make_run("good_seed1_20260101_000001", range(len(STEPS)))
-    evaluation = {
-        "episodes": 10,
-        "env_steps": STEPS[-1],
-        "avg_reward": 5.0,
-        "std_reward": 1.0,
-        "ci95": [4.0, 6.0],
-        "avg_length": 9.0,
-        "success_rate": None,
-        "success_ci95": None,
-        "terminations": 10,
-        "truncations": 0,
-        "intervened_steps": None,
-        "metrics": {},
-    }
     for i, value in enumerate(ODD):
         bad = make_run(f"bad{i}_20260101_000002", range(len(STEPS)))
-        (bad / "evaluation.json").write_text(json.dumps(evaluation))
+        (bad / "evaluation.json").write_text(json.dumps(WHOLE))
         content = json.loads((bad / file).read_text())
         with_value(content, path, value)
         (bad / file).write_text(json.dumps(content))

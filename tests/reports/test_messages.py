@@ -1,8 +1,4 @@
-"""Mistakes that users make, and the whole message that each ends in: what, which value, what is allowed, the cure.
-
-All are made in one process, as a test of the command line does; a process of its own, which knows no class of other
-tests.
-"""
+"""Mistakes that users make, and the whole message that each ends in: what, which value, what is allowed, the cure."""
 
 import json
 import os
@@ -152,6 +148,7 @@ def test_each_mistake_ends_in_one_message_that_says_the_cure(tmp_path, monkeypat
     Path("beside.yaml").write_text("model: {class_path: PPO, gamma: 0.9}")
     Path("deeper.yaml").write_text("model: {class_path: PPO, init_args: {class_path: GRPO}}")
     Path("number.yaml").write_text("data: {env: {class_path: 3}}")
+    # In a process of its own, which knows no class of other tests.
     said = rl_cli(program=tmp_path / "all.py", env={"CUDA_VISIBLE_DEVICES": ""})
     assert said.returncode == 0, said.stderr
     found = dict(zip([*TYPED, *REFUSED], json.loads(said.stdout), strict=True))

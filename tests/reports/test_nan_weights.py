@@ -12,7 +12,6 @@ from lightning_rl.extensions.export.graph import ports_of
 from tests.helpers import last, make_data, make_ppo
 from tests.messages import assert_names, refused
 
-SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 CONFIG = """
 model:
   class_path: PPO
@@ -32,17 +31,8 @@ def whole(tmp_path_factory):
     """The run directory of a short run."""
     directory = tmp_path_factory.mktemp("whole")
     (directory / "small.yaml").write_text(CONFIG)
-    run(
-        [
-            "fit",
-            "--config",
-            str(directory / "small.yaml"),
-            "--output_dir",
-            str(directory),
-            "--trainer.run_dir",
-            str(directory / "run"),
-        ]
-    )
+    places = ["--output_dir", str(directory), "--trainer.run_dir", str(directory / "run")]
+    run(["fit", "--config", str(directory / "small.yaml"), *places])
     return directory / "run"
 
 
@@ -99,7 +89,7 @@ def test_load_policy_and_load_from_checkpoint_name_it(broken):
 
 
 def test_in_python_it_is_neither_evaluated_nor_exported_nor_trained(tmp_path):
-    data = make_data("CartPole-v1", **SHORT)
+    data = make_data("CartPole-v1", total_env_steps=4 * 16)
     module = make_ppo(data, compile=False)
     trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
     with torch.no_grad():
@@ -123,7 +113,7 @@ def test_in_python_it_is_neither_evaluated_nor_exported_nor_trained(tmp_path):
 
 
 def test_running_statistics_count_and_an_infinite_buffer_does_not():
-    data = make_data("CartPole-v1", **SHORT)
+    data = make_data("CartPole-v1", total_env_steps=4 * 16)
     policy = make_ppo(data, {"normalize_observation": True}).policy
     from lightning_rl.deploy.acting import TrainedPolicy
 

@@ -17,11 +17,9 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     EpisodeWriter,
-    GymnasiumEnv,
     MixedReplay,
     ReplayBuffer,
     RLDataModule,
-    RLTrainer,
     SquashedActorCritic,
     TensorSimulator,
 )
@@ -32,7 +30,7 @@ from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, ReturnNormalizer
 from lightning_rl.system import ranks
 from tests.envs import ScriptedEnv, draw
-from tests.helpers import last, load
+from tests.helpers import fit_in, last, load
 from tests.messages import refused
 from tests.variants import after, variant
 
@@ -47,13 +45,7 @@ def sparse():
     return ScriptedEnv(STATE, FORCE, observe=draw, length=10)
 
 
-@pytest.fixture(autouse=True)
-def _sparse(monkeypatch):
-    known = dict(gymnasium.registry)
-    gymnasium.register("reports/Sparse-v0", sparse)
-    yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(known)
+gymnasium.register("reports/Sparse-v0", sparse)
 
 
 def demonstrate(path, episodes=3, steps=10, reward=1.0):
@@ -71,21 +63,11 @@ def demonstrate(path, episodes=3, steps=10, reward=1.0):
     return earned.repeat(episodes).numpy()
 
 
-def run(
-    run_dir,
-    demonstrations,
-    *,
-    total=160,
-    ratio=0.5,
-    ckpt_path=None,
-    policy=None,
-    trainer=None,
-    **replay,
-):
-    settings = {"online": partial(ReplayBuffer, capacity=500), "online_ratio": ratio}
+def run(run_dir, demonstrations, *, total=160, policy=None, trainer=None, **replay):
+    settings = {"online": partial(ReplayBuffer, capacity=500)}
     settings |= {"offline": partial(ReplayBuffer, capacity=100)} | replay
     data = RLDataModule(
-        partial(GymnasiumEnv, id="reports/Sparse-v0"),
+        "reports/Sparse-v0",
         num_envs=2,
         buffer_size=16,
         total_env_steps=total,
@@ -98,17 +80,14 @@ def run(
     made = SquashedActorCritic(*spaces, (8,), **(policy or {}))
     settings = {"batch_size": 16, "random_env_steps": 32, "updates_per_env_step": 0.1}
     model = SAC(made, normalize_reward=True, compile=False, **settings)
-    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
-    RLTrainer(run_dir=str(run_dir), **quiet, **(trainer or {})).fit(
-        model, data, ckpt_path=ckpt_path
-    )
+    fit_in(run_dir, model, data, limit_val_batches=0, **(trainer or {}))
     return model
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.25, 1.0])
 def test_rewards_are_scaled_by_the_variance_of_what_minibatches_are_drawn_from(tmp_path, ratio):
     returns = demonstrate(tmp_path / "demonstrations", reward=5.0)
-    model = run(tmp_path / "run", tmp_path / "demonstrations", ratio=ratio)
+    model = run(tmp_path / "run", tmp_path / "demonstrations", online_ratio=ratio)
     mixture = np.concatenate((returns, np.zeros_like(returns)))
     weights = np.repeat([1 - ratio, ratio], len(returns)) / len(returns)
     variance = np.average((mixture - np.average(mixture, weights=weights)) ** 2, weights=weights)
@@ -128,7 +107,8 @@ def test_resumed_without_its_replay_or_with_it_the_scale_is_the_same(tmp_path):
     for name, trainer in (("kept", {}), ("read again", {"save_replay": False})):
         run_dir = tmp_path / name
         run(run_dir, tmp_path / "demonstrations", total=64, trainer=trainer)
-        model = run(run_dir, tmp_path / "demonstrations", ckpt_path=last(run_dir), trainer=trainer)
+        resumed = trainer | {"ckpt_path": last(run_dir)}
+        model = run(run_dir, tmp_path / "demonstrations", trainer=resumed)
         assert float(model.normalized_reward(torch.tensor(1.0))) == pytest.approx(4.5883, rel=1e-3)
         assert (
             load(last(run_dir))["state_dict"]["reward_normalizer._extra_state"]["given"][0] == 0.5
@@ -216,8 +196,7 @@ def test_a_rollout_without_steps_moves_no_statistics(tmp_path, algorithm, shape,
 
     noting = after(algorithm, finish_iteration=lambda module, *_: metrics.append(module.metrics))
     module = noting(made, compile=False, **(OFF_POLICY if off_policy else ON_POLICY), **model)
-    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
-    RLTrainer(run_dir=str(tmp_path), **quiet).fit(module, data)
+    fit_in(tmp_path, module, data, limit_val_batches=0)
     assert module.env_steps < 4 * len(metrics)
     assert all(value == value for one in metrics for value in one.values())
     assert all(
@@ -231,11 +210,8 @@ class TwoRanks:
     """Two threads that take part in collectives as two ranks do."""
 
     def __init__(self, monkeypatch):
-        self.numbers, self.barrier, self.given = (
-            threading.local(),
-            threading.Barrier(2),
-            [None, None],
-        )
+        self.numbers, self.barrier = threading.local(), threading.Barrier(2)
+        self.given = [None, None]
         monkeypatch.setattr(ranks, "world_size", lambda: 2)
         monkeypatch.setattr(ranks, "rank", lambda: self.numbers.rank)
         monkeypatch.setattr(ranks, "sum_over_ranks", lambda x: sum(self.exchange(x)))

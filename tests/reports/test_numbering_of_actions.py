@@ -1,7 +1,4 @@
-"""Envs that count their actions from another number than 0: after stable-baselines3 2052.
-
-Files hold what the env executed, as the env counts; episodes, rollouts and replays count from 0.
-"""
+"""Envs whose actions begin at another number than 0 (stable-baselines3 2052): files keep it, episodes have 0."""
 
 import json
 from functools import partial

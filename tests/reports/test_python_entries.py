@@ -1,7 +1,6 @@
 """Entries in Python refuse what the command line refuses: batches, steps, spaces, settings."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from gymnasium.spaces import Box, Dict, MultiBinary
 
 from lightning_rl import ActorCritic, EpisodeWriter, LeRobotPolicy, read_episodes, write_minari
 from lightning_rl.deploy.acting import TrainedPolicy
-from tests.golden.make_lerobot import fill
+from tests.golden.make_lerobot import filled_in
 from tests.messages import refused
-from tests.numerics.test_lerobot_policies import GOLDEN
 
 TOP = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
 BATCH = {"observation.state": torch.ones(4, 2), "observation.images.top": TOP, "task": ["push"] * 4}
@@ -20,10 +18,8 @@ BATCH = {"observation.state": torch.ones(4, 2), "observation.images.top": TOP, "
 
 @pytest.fixture(scope="module")
 def smolvla(tmp_path_factory):
-    place = tmp_path_factory.mktemp("policies")
-    fill(GOLDEN / "smolvla", place / "smolvla")
-    shutil.copytree(GOLDEN / "tiny_smolvlm", place / "tiny_smolvlm")
-    return LeRobotPolicy(path=str(place / "smolvla"))
+    golden = filled_in(tmp_path_factory.mktemp("policies"))
+    return LeRobotPolicy(path=str(golden("smolvla")))
 
 
 def test_one_task_stands_for_all_rows(smolvla):

@@ -4,21 +4,10 @@ from functools import partial
 
 import pytest
 
-from lightning_rl import (
-    GRPO,
-    PPO,
-    SAC,
-    TD3,
-    BehaviorCloning,
-    OnPolicyAlgorithm,
-    ReplayBuffer,
-    RLTrainer,
-)
+from lightning_rl import GRPO, PPO, SAC, TD3, BehaviorCloning, OnPolicyAlgorithm, ReplayBuffer
 from lightning_rl.cli.app import run
-from tests.helpers import make_data, make_ppo
+from tests.helpers import fit_in, make_data, make_ppo
 from tests.messages import assert_names, refused
-
-SHORT = {"total_env_steps": 4 * 16 * 2, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 
 
 class OfTwoSteps(OnPolicyAlgorithm):
@@ -60,7 +49,7 @@ def test_a_rollout_that_lost_its_time_gets_a_message(tmp_path, algorithm):
     off_policy = algorithm in (SAC, TD3)
     env = "Pendulum-v1" if off_policy else "CartPole-v1"
     replay = {"replay": partial(ReplayBuffer, capacity=200)} if off_policy else {}
-    data = make_data(env, **SHORT, **replay)
+    data = make_data(env, total_env_steps=4 * 16 * 2, iterations_per_epoch=1, **replay)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     settings |= {"updates_per_env_step": 0.01} if off_policy else {}
     if algorithm is BehaviorCloning:
@@ -68,8 +57,7 @@ def test_a_rollout_that_lost_its_time_gets_a_message(tmp_path, algorithm):
         module.__class__ = Flattening
     else:
         module = make_ppo(data, algorithm=Flattening, compile=False, **settings)
-    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
-    RLTrainer(run_dir=str(tmp_path), **quiet).fit(module, data)
+    fit_in(tmp_path, module, data, limit_val_batches=0)
     assert {way for way, _ in told} == set(WAYS)
     assert "[68]" in dict(told)["flattened"]
 

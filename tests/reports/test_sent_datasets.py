@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +17,7 @@ from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.messages import refused
+from tests.reports import datasets
 from tests.reports.datasets import film, greys, make, pa, png, pq
 
 SPACES = Box(-1, 1, (2,)), Box(-1, 1, (1,))
@@ -58,17 +56,10 @@ def recorded(tmp_path_factory):
     return path
 
 
-@cache
-def frames_of_a_film(container="mp4"):
-    """The bytes of a film of four frames, each of a level of grey."""
-    with tempfile.TemporaryDirectory() as folder:
-        film(path := Path(folder) / f"a.{container}", greys(0, 50, 100, 150))
-        return path.read_bytes()
-
-
 def put_film(path, container="mp4"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(frames_of_a_film(container))
+    """Write a film of four frames, each of a level of grey."""
+    film(named := path.with_suffix(f".{container}"), greys(0, 50, 100, 150))
+    named.rename(path)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +184,6 @@ def port():
             server.accept()
 
 
-@cache
-def large_png():
-    return png(np.zeros((3000, 3000, 3), np.uint8))
-
-
 def texts(port):
     """Texts with which FFmpeg opens hosts or other files."""
     return {
@@ -211,24 +197,13 @@ def texts(port):
 
 
 def with_pictures(path, contents, size=(16, 16, 3)):
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    column = pa.array([{"bytes": content, "path": None} for content in contents], kind)
-    lengths = (len(contents),)
-    described = {CAMERA: {"dtype": "image", "shape": list(size), "names": None}}
-    rest = {"action": np.zeros((len(contents), 2), np.float32)}
-    return make(path, lengths, {**rest, CAMERA: column}, features=described)
+    actions = np.zeros((len(contents), 2), np.float32)
+    return datasets.with_pictures(path, CAMERA, contents, size, action=actions)
 
 
 def with_film(path, size=(16, 16, 3), **settings):
-    """A dataset of two episodes of two frames, with a place for a film."""
-    prefix = f"videos/{CAMERA}"
-    rows = {f"{prefix}/{one}_index": [0, 0] for one in ("chunk", "file")}
-    rows |= {f"{prefix}/from_timestamp": [0.0, 0.2], f"{prefix}/to_timestamp": [0.2, 0.4]}
-    described = {CAMERA: {"dtype": "video", "shape": list(size), "names": None}}
     columns = {"action": np.zeros((4, 2), np.float32)}
-    rows |= settings.pop("rows", {})
-    make(path, (2, 2), columns, features=described, rows=rows, **settings)
-    return path / prefix / "chunk-000/file-000.mp4"
+    return datasets.with_film(path, CAMERA, ends=(0.2, 0.4), size=size, columns=columns, **settings)
 
 
 @pytest.mark.parametrize("kind", texts(0))
@@ -307,7 +282,7 @@ def test_a_camera_whose_name_leads_outside_is_refused(tmp_path):
 def test_sizes_of_pictures_are_checked_before_they_are_decoded(said, tmp_path, monkeypatch):
     from PIL import Image
 
-    with_pictures(tmp_path / "a", [large_png()] * 2, said)
+    with_pictures(tmp_path / "a", [png(np.zeros((3000, 3000, 3), np.uint8))] * 2, said)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     with refused(names=("3000 x 3000", "info.json")):
         read_episodes(tmp_path / "a")[0]
@@ -414,9 +389,8 @@ JUNK = [None, 0, -1, 10**30, float("inf"), "", "x", [], [-1], [10**9] * 3, {}, {
 
 def places(value, at=()):
     """Where a JSON value has others: their keys."""
-    for key in (
-        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    ):
+    keys = value if isinstance(value, dict) else ()
+    for key in range(len(value)) if isinstance(value, list) else keys:
         yield (*at, key)
         yield from places(value[key], (*at, key))
 
@@ -455,21 +429,8 @@ def test_changed_descriptions_are_read_or_one_message(name, recorded, tmp_path):
 
 def odd(count):
     """Columns of odd types and values."""
-    values = [
-        None,
-        "x",
-        b"x",
-        -1,
-        10**15,
-        1.5,
-        float("nan"),
-        True,
-        [1],
-        [],
-        ["x"],
-        {"a": 1},
-        [[1, 2]],
-    ]
+    numbers = [-1, 10**15, 1.5, float("nan"), True]
+    values = [None, "x", b"x", *numbers, [1], [], ["x"], {"a": 1}, [[1, 2]]]
     yield from (pa.array([value] * count) for value in values)
     yield pa.array(["x"] * count).dictionary_encode()
     yield pa.array([1] * count, pa.timestamp("s"))
@@ -510,18 +471,14 @@ def test_a_file_without_a_number_is_named(name, tmp_path):
 # Minari's form: HDF5 may hold links, values of other files, itself, and programs as pictures.
 
 
-def minari(path, space=None):
+def minari(path, space=SPACES[0]):
+    """Write an episode of two steps; return its file and the description of the dataset."""
     pytest.importorskip("h5py", reason="needs the extra data")
-    space = space or Box(-1, 1, (2,))
-    write_minari(path, [episode_of(space)], space, SPACES[1])
-    return path / "data/main_data.hdf5", path / "data/metadata.json"
-
-
-def episode_of(space):
     seen = torch.from_numpy(np.stack([space.sample()] * 3))
-    ends = torch.tensor([False, True])
-    nothing = torch.zeros(2)
-    return Episode(seen, nothing[:, None], nothing, ends, ~ends & False, None, ends & False, "")
+    ends, never, zeros = torch.tensor([False, True]), torch.zeros(2).bool(), torch.zeros(2)
+    episode = Episode(seen, zeros[:, None], zeros, ends, never, None, never, "")
+    write_minari(path, [episode], space, SPACES[1])
+    return path / "data/main_data.hdf5", path / "data/metadata.json"
 
 
 def external_link(h5py, group, victim):
@@ -670,11 +627,6 @@ def test_a_fifo_is_no_file_of_minari(tmp_path):
         read_episodes(tmp_path)
 
 
-def changed(table, column, value):
-    index, count = table.column_names.index(column), len(table)
-    return table.set_column(index, column, pa.array([value] * count))
-
-
 DAMAGES = {
     "bytes of a page": (None, None),  # for which pyarrow has several lines
     "a statistic of text": ("stats/action/q50", "x"),
@@ -689,7 +641,9 @@ def test_a_damaged_table_is_one_message_of_one_line(name, recorded, tmp_path):
     shutil.copytree(recorded, path := tmp_path / "data")
     (table,) = (path / ("meta/episodes" if DAMAGES[name][0] else "data")).rglob("*.parquet")
     if DAMAGES[name][0]:
-        pq.write_table(changed(pq.read_table(table), *DAMAGES[name]), table)
+        (column, value), rows = DAMAGES[name], pq.read_table(table)
+        values = pa.array([value] * len(rows))
+        pq.write_table(rows.set_column(rows.column_names.index(column), column, values), table)
     else:
         damaged = bytearray(table.read_bytes())
         damaged[4:60] = bytes(range(56))

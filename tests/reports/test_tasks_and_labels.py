@@ -1,7 +1,4 @@
-"""Tasks that change within an episode, and labels of datasets that were joined by hand.
-
-After lerobot-dataset-visualizer 62 and lerobot 1158.
-"""
+"""Tasks within an episode, labels of joined datasets: lerobot-dataset-visualizer 62, lerobot 1158."""
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from tests.messages import refused
 from tests.reports.datasets import ACTION, STATE, make, numbers, pa, pq
 
-MEAN = LabelSettings()
 SUCCESS = np.array([0, 0, 0, 1, 0, 0, 0], bool)
 
 
@@ -49,7 +45,7 @@ def test_an_episode_of_several_tasks_is_judged_by_episodes_of_the_same(tmp_path)
         tasks=("a", "b"),
         task_index=index,
     )
-    label_dataset(tmp_path, MEAN)
+    label_dataset(tmp_path, LabelSettings())
     returns = [one.extra["return"].tolist() for one in read_episodes(tmp_path)]
     np.testing.assert_allclose(returns[0], [-3 / 7, -2 / 7, -1 / 7, 0], rtol=1e-6)
     np.testing.assert_allclose(returns[1], [-2 / 5, -1 / 5, 0], rtol=1e-6)  # the longest has 3
@@ -68,7 +64,7 @@ def test_an_episode_of_several_tasks_is_judged_by_episodes_of_the_same(tmp_path)
 def test_labels_go_to_rows_by_their_place_and_not_by_their_index(tmp_path, restarts):
     columns = numbers(7, **{"next.success": SUCCESS})
     make(tmp_path, columns=columns, files=[1, 1], **restarts)
-    label_dataset(tmp_path, MEAN, success=[0], failure=[1])
+    label_dataset(tmp_path, LabelSettings(), success=[0], failure=[1])
     good, bad = (one.extra["reward"].tolist() for one in read_episodes(tmp_path))
     np.testing.assert_allclose(good, [-1 / 7, -1 / 7, -1 / 7, 0], rtol=1e-6)
     np.testing.assert_allclose(bad, [-1 / 7, -1 / 7, -4 / 7], rtol=1e-6)
@@ -78,7 +74,7 @@ def test_labels_go_to_rows_by_their_place_and_not_by_their_index(tmp_path, resta
 def test_an_episode_without_steps_gets_no_labels_and_takes_none(tmp_path):
     make(tmp_path, (4, 0, 3), numbers(7, **{"next.success": SUCCESS}))
     with refused(UserWarning, names=("episodes", "(1)")):
-        label_dataset(tmp_path, MEAN)
+        label_dataset(tmp_path, LabelSettings())
     with refused(UserWarning, names=("episodes", "(1)")):
         episodes = read_episodes(tmp_path)
     assert episodes[1].extra["reward"][-1] < -0.5
@@ -90,7 +86,7 @@ def test_columns_of_text_do_not_keep_a_dataset_from_being_labelled(tmp_path):
     described = {key: {"dtype": "string", "shape": [1], "names": None} for key in texts}
     make(tmp_path, columns=numbers(7, **{"next.success": SUCCESS}, **texts), features=described)
     with refused(UserWarning, names=("columns", "observation.note")):
-        label_dataset(tmp_path, MEAN)
+        label_dataset(tmp_path, LabelSettings())
     with refused(UserWarning, names="observation.note"):
         episode = read_episodes(tmp_path)[0]
     assert episode.observation.shape == (5, 2)

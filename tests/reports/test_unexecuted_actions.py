@@ -16,11 +16,11 @@ from lightning_rl import (
     DeterministicActorCritic,
     GymnasiumEnv,
     RLDataModule,
-    RLTrainer,
     SquashedActorCritic,
 )
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
+from tests.helpers import fit_in
 from tests.messages import refused
 from tests.variants import passing
 
@@ -88,25 +88,15 @@ def dataset(tmp_path_factory):
     writer = EpisodeWriter(directory, observations, actions, 30.0, "", "png")
     ends = torch.zeros(2, dtype=torch.bool)
     for _ in range(4):
-        episode = Episode(
-            observation=torch.rand(3, 3),
-            action=torch.full((2, 1), 1.5),
-            reward=torch.zeros(2),
-            terminated=ends,
-            truncated=torch.tensor([False, True]),
-            success=True,
-            intervened=ends,
-            task="",
-            extra={},
-        )
-        writer.write(episode)
+        steps = torch.rand(3, 3), torch.full((2, 1), 1.5), torch.zeros(2)
+        writer.write(Episode(*steps, ends, torch.tensor([False, True]), True, ends, "", {}))
     writer.finalise()
     return directory
 
 
 def cloned(policy, dataset, run_dir, execute=None):
     env = partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1"), chunk_size=4)
-    env = env if execute is None else partial(env, execute=execute)
+    env = partial(env, execute=execute) if execute else env
     data = RLDataModule(
         env,
         num_envs=4,
@@ -119,12 +109,9 @@ def cloned(policy, dataset, run_dir, execute=None):
     made = policy(data.observation_space, data.action_space, (8,))
     before = made.actor[-1].bias.detach().clone()
     module = BehaviorCloning(made, n_epochs=3, batch_size=4, compile=False)
-    trainer = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", limit_val_batches=0
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(module, data)
+        fit_in(run_dir, module, data, limit_val_batches=0)
     return (made.actor[-1].bias.detach() - before).abs()[:4] > 1e-6
 
 

@@ -1,7 +1,4 @@
-"""Numbers that are not finite, actions outside of the space, pictures of other forms.
-
-After robomimic 38, lerobot 1144 and 1449.
-"""
+"""Numbers that are not finite, actions outside, other pictures: robomimic 38, lerobot 1144 and 1449."""
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from lightning_rl import MixedReplay, read_episodes, read_replay
 from lightning_rl.rollout.structured_actions import StructuredActions
 from tests.core.numerics.test_replay import Stream
 from tests.messages import refused
-from tests.reports.datasets import ACTION, STATE, make, numbers, pa, png
+from tests.reports.datasets import ACTION, STATE, make, numbers, pa, png, with_pictures
 
 BOUNDED = Box(np.float32([-1, 0]), np.float32([1, 2]))
 ACTIONS = np.float32([[0, 1], [3, 1], [-9, 1], [0, 7], [0, 0], [1, 2], [1, 2.5]])
@@ -116,13 +113,6 @@ def test_critics_are_not_given_what_is_not_finite(tmp_path):
 KEY = "observation.images.front"
 
 
-def with_pictures(path, pixels, shape):
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    kept = pa.array([{"bytes": png(pixels), "path": None}] * 4, kind)
-    described = {KEY: {"dtype": "image", "shape": shape, "names": None}}
-    return make(path, (4,), numbers(4, **{KEY: kept}), features=described)
-
-
 GENERATOR = np.random.default_rng(0)
 GREY = GENERATOR.integers(0, 256, (24, 16), dtype=np.uint8)
 COLOURS = GENERATOR.integers(0, 256, (24, 16, 3), dtype=np.uint8)
@@ -142,7 +132,7 @@ OPAQUE = GENERATOR.integers(0, 256, (24, 16, 4), dtype=np.uint8)
 )
 def test_pictures_of_other_channels_are_read(tmp_path, pixels, described, space, expected):
     pytest.importorskip("PIL", reason="makes the pictures")
-    with_pictures(tmp_path, pixels, described)
+    with_pictures(tmp_path, KEY, [png(pixels)] * 4, described)
     episode = read_episodes(
         tmp_path, {KEY: "observation"}, observation_space=Box(0, 255, space, np.uint8)
     )[0]
@@ -161,11 +151,11 @@ def test_pictures_that_are_kept_as_numbers_are_read(tmp_path):
 
 def test_a_picture_that_is_none_of_the_env_is_refused_without_contradiction(tmp_path):
     pytest.importorskip("PIL", reason="makes the pictures")
-    with_pictures(tmp_path / "a", GREY, [24, 16, 1])
+    with_pictures(tmp_path / "a", KEY, [png(GREY)] * 4, [24, 16, 1])
     floats = Box(0, 1, (24, 16, 1))
     with refused(names=("pictures", "[24, 16, 1]", "float32")):
         read_episodes(tmp_path / "a", {KEY: "observation"}, observation_space=floats)
     deep = GREY.astype(np.uint16) * 257
-    with_pictures(tmp_path / "b", deep, [24, 16, 1])
+    with_pictures(tmp_path / "b", KEY, [png(deep)] * 4, [24, 16, 1])
     with refused(names=("16 bits", "8 bits")):
         read_episodes(tmp_path / "b")[0]

@@ -43,21 +43,13 @@ def overlapping(path):
         target._didModify = True
 
 
-def piped(path):
-    os.mkfifo(path)
-
-
-def a_device(path):
-    path.symlink_to("/dev/zero")
-
-
 FORMS = {
     "deflated": archive,
     "bzip2": lambda path: archive(path, zipfile.ZIP_BZIP2),
     "lzma": lambda path: archive(path, zipfile.ZIP_LZMA),
     "overlapping": overlapping,
-    "a pipe": piped,
-    "a device": a_device,
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
 

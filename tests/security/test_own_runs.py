@@ -16,7 +16,7 @@ from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import rl_cli
 from tests.core.faults.test_trust import SETTINGS
-from tests.helpers import load
+from tests.helpers import load, without
 
 MODULE = """
 from pathlib import Path
@@ -33,6 +33,8 @@ class MyPolicy(ActorCritic): pass
 from lightning_rl import Policy
 """
 
+ELSEWHERE = "../elsewhere/elsewhere_of_mine.py"
+
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
@@ -45,9 +47,9 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     Path(f"{name}.py").write_text(MODULE.format(name=name))
     Path(f"{name}_helper.py").write_text("x = 1\n")
-    for path in (Path("../elsewhere/elsewhere_of_mine.py"), Path("space_of_mine/part.py")):
-        path.parent.mkdir()
-        path.write_text("x = 1")
+    for path in (ELSEWHERE, "space_of_mine/part.py"):
+        Path(path).parent.mkdir()
+        Path(path).write_text("x = 1")
     sys.path.append(str(tmp_path / "elsewhere"))
     config = SETTINGS.replace("lightning_rl.PPO", f"{name}.MyPPO")
     Path("mine.yaml").write_text(config.replace("lightning_rl.ActorCritic", f"{name}.MyPolicy"))
@@ -66,10 +68,12 @@ def forget(name):
     own._code_of.cache_clear()
 
 
-def name_of(checkpoint):
-    return next(
-        path.stem for path in checkpoint.parents[2].glob("own_*.py") if "helper" not in path.stem
-    )
+def code_of(checkpoint):
+    return next(checkpoint.parents[2].glob("own_*[!r].py"))
+
+
+def key():
+    return Path(os.environ["LIGHTNING_RL_KEY"])
 
 
 def asks(checkpoint, capsys):
@@ -86,7 +90,7 @@ def asks(checkpoint, capsys):
 
 
 def test_an_own_run_is_resumed_validated_exported_and_loaded_without_a_question(mine, capsys):
-    assert Path(os.environ["LIGHTNING_RL_KEY"]).stat().st_mode & 0o777 == 0o600
+    assert key().stat().st_mode & 0o777 == 0o600
     run(["validate", "--ckpt_path", "run"])
     run(["export", "--ckpt_path", "run", "--format", "safetensors", "--path", "policy.safetensors"])
     run(["fit", "--ckpt_path", "run", "--data.total_env_steps", "192"])
@@ -102,119 +106,71 @@ def test_an_own_run_is_resumed_validated_exported_and_loaded_without_a_question(
     assert not is_trusted(["--ckpt_path", str(mine), "--trust_code", "false"])
 
 
-def changed_config(checkpoint):
+def edit_config(checkpoint, old, new):
     content = load(checkpoint)
-    torch.save(
-        content | {CONFIG_KEY: content[CONFIG_KEY].replace("CartPole-v1", "Acrobot-v1")}, checkpoint
-    )
+    torch.save(content | {CONFIG_KEY: content[CONFIG_KEY].replace(old, new)}, checkpoint)
 
 
-def other_code_is_claimed(checkpoint):
+def edit_signature(checkpoint, **entries):
     content = load(checkpoint)
-    signature = content[STATE_KEY][own.SIGNATURE_KEY]
-    torch.save(
-        content | {STATE_KEY: content[STATE_KEY] | {own.SIGNATURE_KEY: signature | {"code": {}}}},
-        checkpoint,
-    )
+    content[STATE_KEY][own.SIGNATURE_KEY] |= entries
+    torch.save(content, checkpoint)
 
 
-def swapped(checkpoint):
-    content = load(checkpoint)
-    other = content | {
-        CONFIG_KEY: content[CONFIG_KEY].replace("hidden_sizes", "critic_hidden_sizes")
-    }
-    torch.save(other, checkpoint)
-
-
-def no_signature(checkpoint):
-    content = load(checkpoint)
-    state = {
-        key: value
-        for key, value in content[STATE_KEY].items()
-        if key not in (own.SIGNATURE_KEY, "contents")
-    }
-    torch.save(content | {STATE_KEY: state}, checkpoint)
-
-
-def odd_signature(checkpoint):
-    content = load(checkpoint)
-    odd = {"code": torch.zeros(2), "hmac": "é"}
-    torch.save(content | {STATE_KEY: content[STATE_KEY] | {own.SIGNATURE_KEY: odd}}, checkpoint)
-
-
-def edited_code(checkpoint):
-    with Path(f"{name_of(checkpoint)}.py").open("a") as file:
-        file.write("\n# edited\n")
-
-
-def edited_helper(checkpoint):
-    Path(f"{name_of(checkpoint)}_helper.py").write_text("x = 2\n")
+def append_to(path, text):
+    path.write_text(path.read_text() + text)
 
 
 def a_package_in_its_place(checkpoint):
-    name = name_of(checkpoint)
-    Path(name).mkdir()
-    shutil.copy(f"{name}.py", f"{name}/__init__.py")  # which Python imports before `name.py`
-
-
-def a_package_of_the_namespace(checkpoint):
-    Path("space_of_mine/__init__.py").write_text("open('imported', 'w').close()")
-
-
-def edited_code_elsewhere(checkpoint):
-    Path("../elsewhere/elsewhere_of_mine.py").write_text("x = 2")
+    code = code_of(checkpoint)
+    Path(code.stem).mkdir()
+    shutil.copy(code, f"{code.stem}/__init__.py")  # which Python imports before the file
 
 
 def linked_code(checkpoint):
-    name = name_of(checkpoint)
-    Path("other.py").write_text(MODULE.format(name=name) + "# other\n")
-    Path(f"{name}.py").unlink()
-    Path(f"{name}.py").symlink_to(Path("other.py").absolute())
-
-
-def another_user(checkpoint):
-    Path(os.environ["LIGHTNING_RL_KEY"]).write_bytes(b"k" * own.KEY_BYTES)
-
-
-def open_key(checkpoint):
-    Path(os.environ["LIGHTNING_RL_KEY"]).chmod(0o640)
-
-
-def open_directory(checkpoint):
-    Path(os.environ["LIGHTNING_RL_KEY"]).parent.chmod(0o777)
+    code = code_of(checkpoint)
+    other = code.rename(code.with_name("other.py"))
+    append_to(other, "# other\n")
+    code.symlink_to(other)
 
 
 def linked_key(checkpoint):
-    key = Path(os.environ["LIGHTNING_RL_KEY"])
-    key.rename(key.with_name("other"))
-    key.symlink_to(key.with_name("other"))
-
-
-def short_key(checkpoint):
-    Path(os.environ["LIGHTNING_RL_KEY"]).write_bytes(b"")
-
-
-def no_key(checkpoint):
-    shutil.rmtree(Path(os.environ["LIGHTNING_RL_KEY"]).parent)
+    other = key().rename(key().with_name("other"))
+    key().symlink_to(other)
 
 
 def piped_key(checkpoint):
-    key = Path(os.environ["LIGHTNING_RL_KEY"])
-    key.unlink()
-    os.mkfifo(key, 0o600)
+    key().unlink()
+    os.mkfifo(key(), 0o600)
 
 
-ATTACKS = [
-    *(changed_config, other_code_is_claimed, swapped, no_signature, odd_signature),
-    *(edited_code, edited_helper, a_package_in_its_place, linked_code),
-    *(a_package_of_the_namespace, edited_code_elsewhere),
-    *(another_user, open_key, open_directory, linked_key, short_key, no_key, piped_key),
-]
+ATTACKS = {
+    "changed_config": lambda path: edit_config(path, "CartPole-v1", "Acrobot-v1"),
+    "other_code_is_claimed": lambda path: edit_signature(path, code={}),
+    "swapped": lambda path: edit_config(path, "hidden_sizes", "critic_hidden_sizes"),
+    "no_signature": lambda path: torch.save(without(load(path), own.SIGNATURE_KEY), path),
+    "odd_signature": lambda path: edit_signature(path, code=torch.zeros(2), hmac="é"),
+    "edited_code": lambda path: append_to(code_of(path), "\n# edited\n"),
+    "edited_helper": lambda path: append_to(Path(f"{code_of(path).stem}_helper.py"), "y = 2\n"),
+    "a_package_in_its_place": a_package_in_its_place,
+    "linked_code": linked_code,
+    "a_package_of_the_namespace": lambda path: Path("space_of_mine/__init__.py").write_text(
+        "open('imported', 'w').close()"
+    ),
+    "edited_code_elsewhere": lambda path: append_to(Path(ELSEWHERE), "\ny = 2\n"),
+    "another_user": lambda path: key().write_bytes(b"k" * own.KEY_BYTES),
+    "open_key": lambda path: key().chmod(0o640),
+    "open_directory": lambda path: key().parent.chmod(0o777),
+    "linked_key": linked_key,
+    "short_key": lambda path: key().write_bytes(b""),
+    "no_key": lambda path: shutil.rmtree(key().parent),
+    "piped_key": piped_key,
+}
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_what_was_sent_or_changed_asks(attack, mine, capsys):
-    attack(mine)
+    ATTACKS[attack](mine)
     assert asks(mine, capsys)
 
 

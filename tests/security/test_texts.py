@@ -22,16 +22,9 @@ from tests.messages import refused
 from tests.security.watch import nothing_happens
 
 IMPORTS = [
-    *(
-        "evilmod.x",
-        "evilmod.x!",
-        "evilmod.x y",
-        "evilmod..x",
-        "evilmod.é-",
-        ".evilmod.x",
-        "evilmod.",
-    ),
-    *("evilmod:x", "evilmod:Env-v0", "evilmod.x\n", " evilmod.x", "'evilmod.x'", '"evilmod.x"'),
+    *("evilmod.x", "evilmod.x!", "evilmod.x y", "evilmod..x", "evilmod.é-", ".evilmod.x"),
+    *("evilmod.", "evilmod:x", "evilmod:Env-v0", "evilmod.x\n", " evilmod.x", "'evilmod.x'"),
+    '"evilmod.x"',
     *("[evilmod.x]", "{class_path: evilmod.x}", "!!python/name:evilmod.x", '"evilmod\\x2ex"'),
 ]
 PLACES = [
