@@ -208,6 +208,14 @@ def free_port():
             return port
 
 
+def is_running(pid):
+    """Whether a process exists and has not ended; its parent may not have noticed the end."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
 def serving():
     """Return the id of the server, which is no leftover of a test; nothing if there is none of this process."""
     process = server().process if server.cache_info().currsize else None

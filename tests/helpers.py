@@ -291,3 +291,14 @@ def assert_same_run(one, other):
     assert curves.keys() == others.keys()
     for tag in curves:
         assert_same(curves[tag], others[tag], tag)
+
+
+def error_of(capsys, *arguments, status=1):
+    """Return the one line that a refused `rl-cli` command prints to stderr."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(list(arguments))
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == status
+    assert error.count("\n") == 0, error
+    return error

@@ -33,17 +33,18 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration, callback, send
-from tests.commands import Command, rl_cli, serving
-from tests.envs import ScriptedVector
-from tests.helpers import assert_same_run, last, load, train
+from tests.commands import ROOT, Command, is_running, rl_cli, serving
+from tests.envs import ScriptedEnv, ScriptedVector, zeros
+from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
+from tests.variants import variant
 
-ROOT = Path(__file__).parents[3]
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
     *("--data.iterations_per_epoch", "2", "--data.num_eval_episodes", "1"),
 ]
+COMMAND = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
 
 
 def workers():
@@ -55,35 +56,20 @@ def workers():
     return found - set(map(str, serving()))
 
 
-def nothing_new(processes, threads):
-    """Whether there is no other process or thread; those of a test before this one may end."""
-    return workers() <= processes and set(threading.enumerate()) <= threads
-
-
-def unfinished(directory):
-    return list(Path(directory).rglob(".tmp-*"))
-
-
 @pytest.fixture(autouse=True)
-def nothing_stays(tmp_path, monkeypatch):
+def nothing_stays(tmp_path, monkeypatch, own_directory):
     """No process, no thread, no temporary file, here or where the system keeps them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    before = workers(), set(threading.enumerate())
+    before = workers() | set(threading.enumerate())
     yield
     patience = time.monotonic() + 30
-    while not nothing_new(*before) and time.monotonic() < patience:
-        time.sleep(0.02)
-    assert workers() <= before[0]
-    assert set(threading.enumerate()) <= before[1]
-    assert not unfinished(tmp_path)
+    while not workers() | set(threading.enumerate()) <= before and time.monotonic() < patience:
+        time.sleep(0.02)  # those of a test before this one may end
+    assert workers() | set(threading.enumerate()) <= before
+    assert not list(tmp_path.rglob(".tmp-*"))
     assert not list((tmp_path / "tmp").iterdir())
-
-
-# --- envs ---
 
 
 class UnmakableError(Exception):
@@ -96,56 +82,54 @@ class UnmakableError(Exception):
 RAISED = {"unpicklable": RuntimeError, "unmakable": UnmakableError}
 
 
-class Faulty(gymnasium.Env):
-    """Goes wrong in a given way, at the 20th step of each env or at the first."""
+NOTHING = np.zeros(3, np.float32)
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, how):
-        self.how, self.steps = how, 0
-        if multiprocessing.parent_process() is not None:
-            if how == "killed when made":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if how == "raises when made":
-                raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
-        if how == "late fractions":
-            self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
+def late(value, before):
+    """Return a function of an env: another value from its 21st step on."""
+    return lambda env: value if env.steps > 20 else before
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        shape = 2 if self.how == "reset shape" else 3
-        return np.zeros(shape, self.observation_space.dtype), {}
 
-    def step(self, action):
-        self.steps += 1
-        late = self.steps > 20
-        observation, reward = np.zeros(3, np.float32), 0.0
-        if self.how == "raises" and late:
+def at_the_second_end(env):
+    """Observe one number in the step in which the time limit ends the second episode or a later one."""
+    return NOTHING[: 1 if env.steps > 20 and env.age == 10 else 3]
+
+
+ANSWERS = {
+    "nan observation": {"observe": late(np.float32([0, np.nan, 0]), NOTHING)},
+    "nan reward": {"reward": late(float("nan"), 0.0)},
+    "inf reward": {"reward": late(float("-inf"), 0.0)},
+    "reset shape": {"observe": lambda env: NOTHING[: 3 if env.age else 2]},
+    "broadcastable shape": {"observe": lambda env: NOTHING[: 1 if env.age else 3]},
+    "reward shape": {"reward": np.zeros(2)},
+    "late shape": {"observe": late(NOTHING[:2], NOTHING)},
+    "late broadcastable shape": {"observe": late(NOTHING[:1], NOTHING)},
+    "broadcastable end": {"observe": at_the_second_end},
+    "late fractions": {
+        "observation_space": gymnasium.spaces.Box(0, 255, (3,), np.uint8),
+        "observe": late(NOTHING + np.float32(0.5), NOTHING.astype(np.uint8)),
+    },
+}
+FOUR_RESULTS = variant(ScriptedEnv, step=lambda env, action: (NOTHING, 0.0, False, {}))
+
+
+def make_faulty(how):
+    """Make an env that goes wrong in a given way; in a worker, perhaps while it is made."""
+    if multiprocessing.parent_process() is not None:
+        if how == "killed when made":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises when made":
+            raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
+
+    def act(env):
+        if env.steps > 20 and how == "raises":
             raise ZeroDivisionError("the motor is on fire")
-        if self.how in RAISED and late:
-            raise RAISED[self.how]("the motor", lambda: "is on fire")
-        if self.how == "nan observation" and late:
-            observation[1] = np.nan
-        if self.how == "nan reward" and late:
-            reward = float("nan")
-        if self.how == "inf reward" and late:
-            reward = float("-inf")
-        if self.how == "broadcastable shape":
-            observation = observation[:1]
-        if self.how == "reward shape":
-            reward = np.zeros(2)
-        if self.how == "late shape" and late:
-            observation = np.zeros(2, np.float32)
-        if self.how == "late broadcastable shape" and late:
-            observation = observation[:1]
-        if self.how == "broadcastable end" and late and self.steps % 10 == 0:
-            observation = observation[:1]  # of the step at which the time limit ends the episode
-        if self.how == "late fractions":
-            observation = observation + np.float32(0.5) if late else observation.astype(np.uint8)
-        if self.how == "four results":
-            return observation, reward, False, {}
-        return observation, reward, False, False, {}
+        if env.steps > 20 and how in RAISED:
+            raise RAISED[how]("the motor", lambda: "is on fire")
+
+    script = {"observation_space": gymnasium.spaces.Box(-1, 1, (3,), np.float32), "observe": zeros}
+    cls = FOUR_RESULTS if how == "four results" else ScriptedEnv
+    return cls(act=act, **script | ANSWERS.get(how, {}))
 
 
 def faulty_vector(num_envs, how, max_episode_steps):
@@ -154,10 +138,10 @@ def faulty_vector(num_envs, how, max_episode_steps):
     def change(env, results):
         return (results[0][: 1 if env.steps > 20 else num_envs], *results[1:])
 
-    return ScriptedVector(num_envs, partial(Faulty, "fine"), change=change)
+    return ScriptedVector(num_envs, partial(make_faulty, "fine"), change=change)
 
 
-gymnasium.register("Faulty-v0", Faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
+gymnasium.register("Faulty-v0", make_faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
 
 SHAPES = {
     "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
@@ -321,7 +305,7 @@ def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tm
         train(tmp_path / "run", env=faulty(how, "async"))
     note = "\n".join(caught.value.__notes__)
     assert "In the process of env 0:\nTraceback" in note
-    assert 'raise RAISED[self.how]("the motor"' in note
+    assert 'raise RAISED[how]("the motor"' in note
 
 
 def test_a_worker_killed_while_envs_are_made_is_named():
@@ -335,17 +319,8 @@ def test_an_env_that_cannot_be_made_in_a_worker_says_why():
     assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
 
 
-# --- disks ---
-
-
 def failure(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320", *arguments])
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 1
-    assert error.count("\n") == 0, error
-    return error
+    return error_of(capsys, *COMMAND, *arguments)
 
 
 def failure_of_a_full_disk(capsys, monkeypatch, checkpoints):
@@ -380,8 +355,7 @@ def test_a_disk_that_fills_up_after_the_first_best_checkpoint_names_it(capsys, m
 
 
 def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
-    command = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
-    outcome = rl_cli(*command, largest_file=20_000)
+    outcome = rl_cli(*COMMAND, largest_file=20_000)
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
     assert "File too large" in outcome.stderr
@@ -430,9 +404,8 @@ def fit_with_small_files(limit):
         os.dup2(log.fileno(), 2)
         sys.stderr = log
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        checkpoints = ("--trainer.enable_checkpointing", "false")
-        more = ("--data.total_env_steps", "640", *checkpoints)
-        run(["fit", "--config", "ppo.yaml", *SMALL, *more])
+        more = ("--data.total_env_steps", "640", "--trainer.enable_checkpointing", "false")
+        run([*COMMAND, *more])
 
 
 @pytest.mark.parametrize("limit", [1000, 5000, 7000])
@@ -505,9 +478,6 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
 
 
-# --- directories ---
-
-
 def choose(directory, barrier, found):
     names = []
     for _ in range(20):
@@ -543,9 +513,6 @@ def test_a_refused_trainer_leaves_no_directory():
     with refused(names=("trainer", "max_epochs", "-7")):
         RLTrainer(max_epochs=-7)
     assert not Path("outputs").exists()
-
-
-# --- signals ---
 
 
 def interrupt(*numbers):
@@ -663,20 +630,13 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     process.kill()
     assert len(children) >= 2
     patience = time.monotonic() + 60
-    while any(map(running, children)) and time.monotonic() < patience:
+    while any(map(is_running, children)) and time.monotonic() < patience:
         time.sleep(0.05)
-    assert not [child for child in children if running(child)]
+    assert not [child for child in children if is_running(child)]
     assert load(last(run_dir))["global_step"] >= 2
     steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])
     assert not (run_dir / ".lock").exists()
-
-
-def running(process):
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
 
 
 def test_kills_while_saving_lose_nothing():
