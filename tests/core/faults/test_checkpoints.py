@@ -35,9 +35,6 @@ SMALL = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("own_directory")
-
-
 def names(run_dir):
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
@@ -113,7 +110,7 @@ def test_resume_is_exact_from_a_periodic_checkpoint(iteration, tmp_path):
 
 
 @pytest.fixture
-def short_run(finished_run):
+def short_run(own_directory, finished_run):
     """Return the directory of a run of one iteration, below ./outputs."""
     return finished_run("--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64")
 
@@ -123,7 +120,7 @@ def cli_run(*more, steps=64):
     return newest()
 
 
-def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(capsys):
+def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(own_directory, capsys):
     run_dir = cli_run("--trainer.checkpoint_weights_only", "true", steps=256)
     best = run_dir / "checkpoints" / "best.ckpt"
     content = load(best)
@@ -328,7 +325,7 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     run(["fit", "--ckpt_path", str(elsewhere), "--data.total_env_steps", "128"])
 
 
-def test_a_run_without_evaluations_is_evaluated_on_request(capsys):
+def test_a_run_without_evaluations_is_evaluated_on_request(own_directory, capsys):
     path = last(cli_run("--trainer.limit_val_batches", "0"))
     capsys.readouterr()
     run(["validate", "--ckpt_path", str(path)])
@@ -405,7 +402,7 @@ def test_the_rename_reaches_the_disk_too(tmp_path, monkeypatch):
     assert calls == [False, True]
 
 
-def test_a_run_is_not_named_out_of_its_directory(capsys):
+def test_a_run_is_not_named_out_of_its_directory(own_directory, capsys):
     error = error_of(capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x")
     assert_names(error, "exp_name", "'../../x'")
 
