@@ -216,6 +216,35 @@ def is_running(pid):
         return False
 
 
+def killed_around_call(work, module, name, at):
+    """Run `work(count_calls)` in a fork that kills itself before (even `at`) or after a function's call `at // 2`.
+
+    Calls count once `work` has called `count_calls()`. Returns whether the fork was killed.
+    """
+    process = os.fork()
+    if process == 0:
+        original, numbers = getattr(module, name), count(1)
+
+        def call(*arguments, **settings):
+            number = next(numbers)
+            if at == 2 * number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return original(*arguments, **settings)
+            finally:  # also if it raises
+                if at == 2 * number + 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            work(lambda: setattr(module, name, call))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
 def serving():
     """Return the id of the server, which is no leftover of a test; nothing if there is none of this process."""
     process = server().process if server.cache_info().currsize else None

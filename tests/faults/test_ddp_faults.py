@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from lightning_rl.cli.config_files import find_config
 from tests.commands import Command, free_port
 from tests.equivalence.test_ddp import of_rank, on_two_ranks
-from tests.helpers import assert_same_run, last, load
+from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
 
 MODULE = """
@@ -34,8 +35,7 @@ class Fragile(CartPole):
                 Path(f"at_work_{rank}").write_text(str(os.getpid()))
             other = Path(f"at_work_{1 - rank}")
             # Both have said that they work: the failure ends the other process.
-            ready = self.steps >= 100 and other.exists() and other.read_text()
-            if rank == self.fails_on and ready:
+            if rank == self.fails_on and other.exists() and other.read_text():
                 if self.hangs:
                     time.sleep(1000)
                 raise ValueError("the sensor is gone")
@@ -96,30 +96,28 @@ def launch(tmp_path, monkeypatch):
 
 def in_session(leader):
     """Return the processes that a launch has left or still has: all are in its session."""
-    found = []
+    members = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError, ValueError):
             state, _, _, session = (path / "stat").read_text().rpartition(") ")[2].split()[:4]
-        except (OSError, ValueError):
-            continue
-        if int(session) == leader and state != "Z":
-            found.append(int(path.name))
-    return found
+            if int(session) == leader and state != "Z":
+                members.append(int(path.name))
+    return members
 
 
-def at_work(process, directory, timeout=120):
+def at_work(process, directory):
     """Wait until both ranks have trained for some iterations; return their process ids."""
     files = [directory / f"at_work_{rank}" for rank in range(2)]
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + 120
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < deadline, process.stdout + process.stderr
         time.sleep(0.05)
     return [int(file.read_text()) for file in files]
 
 
-def end_of(process, within=60.0):
+def end_of(process):
     """Wait for the end, and for that of every process; return what they have printed."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + 60
     while process.poll() is None or in_session(process.pid):
         if time.monotonic() > deadline:
             going_on = in_session(process.pid)
@@ -210,8 +208,6 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before_and_both_go_on_bi
 
 
 def test_what_processes_cannot_share_is_refused(tmp_path):
-    from tests.helpers import train
-
     with refused(ValueError, names=("trainer.strategy", "DDPStrategy", "--trainer.strategy ddp")):
         train(tmp_path, trainer={"devices": 1, "strategy": "ddp_fork"})
 

@@ -23,7 +23,7 @@ from lightning_rl.cli import app
 from lightning_rl.extensions.remote import ray as by_ray
 from lightning_rl.extensions.remote import ray_cluster
 from tests.callbacks import callback
-from tests.commands import Command, free_port, rl_cli
+from tests.commands import Command, free_port, is_running, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
@@ -32,12 +32,8 @@ from tests.messages import assert_names, refused
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 ENDED = ray_cluster.ENDED
 QUIET = (
-    "--model.compile",
-    "false",
-    "--trainer.enable_progress_bar",
-    "false",
-    "--data.num_eval_episodes",
-    "1",
+    *("--model.compile", "false", "--trainer.enable_progress_bar", "false"),
+    *("--data.num_eval_episodes", "1"),
 )
 
 
@@ -47,9 +43,8 @@ def no_variable_of_an_earlier_start(monkeypatch):
 
 
 def processes_of(parent):
-    """The processes that descend from one, with their command lines."""
-    found, waiting = {}, [parent]
-    children = {}
+    """Return the processes that descend from one, with their command lines."""
+    children, descendants, waiting = {}, {}, [parent]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -57,20 +52,12 @@ def processes_of(parent):
         except OSError:
             continue
         if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append((int(entry.name), name))
+            children.setdefault(int(fields[1]), {})[int(entry.name)] = name
     while waiting:
-        for pid, name in children.get(waiting.pop(), []):
-            found[pid] = name
-            waiting.append(pid)
-    return found
-
-
-def is_running(pid):
-    """Whether a process is there and has not ended: whoever it was left to may not have noticed that yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        below = children.get(waiting.pop(), {})
+        descendants |= below
+        waiting += below
+    return descendants
 
 
 def collectors_of(learner):
@@ -232,12 +219,6 @@ def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path):
     assert counts["ray/lost_rollouts"] <= 20
 
 
-def cluster(address, **room):
-    return by_ray.RayCluster(
-        address, 1, **{"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}} | room
-    )
-
-
 @needs_ray
 @pytest.mark.parametrize(
     ("address", "says"),
@@ -248,8 +229,9 @@ def cluster(address, **room):
     ],
 )
 def test_an_address_where_no_cluster_is_is_refused_in_one_message(address, says):
+    cluster = by_ray.RayCluster(address, 1, num_cpus=1.0, num_gpus=0.0, resources={})
     with refused(names=says):
-        cluster(address).connect(None)
+        cluster.connect(None)
 
 
 def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
@@ -514,15 +496,6 @@ def test_a_head_that_is_killed_ends_the_run_with_one_message(
     assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] > 0
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
-ON_A_CLUSTER = [
-    command
-    for block in blocks(PAGE.name, PAGE.read_text())
-    for command in block.commands
-    if "node0:6379" in command or "ray start" in command or "ray get-auth-token" in command
-]
-
-
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -562,7 +535,13 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
         (checkpoint,) = tmp_path.glob(f"outputs/{kind}_*/checkpoints/last.ckpt")
         return load(checkpoint)["lightning_rl"]["env_steps"]
 
-    token, head, other, fit, collect, fit_there, fit_on = ON_A_CLUSTER
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    token, head, other, fit, collect, fit_there, fit_on = (
+        command
+        for block in blocks(page.name, page.read_text())
+        for command in block.commands
+        if "node0:6379" in command or "ray start" in command or "ray get-auth-token" in command
+    )
     try:
         for command in token, head, other:
             run(command)

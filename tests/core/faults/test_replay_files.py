@@ -19,6 +19,7 @@ from lightning_rl import ActorOnly, ReplayBuffer
 from lightning_rl.buffers import ring_files
 from lightning_rl.buffers.replay_files import Part, ReplayLog
 from tests.callbacks import at_iteration, signal_at
+from tests.commands import killed_around_call
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data
@@ -142,39 +143,17 @@ def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(number, toy, whole, tmp_pa
     assert_same_run(whole, tmp_path)
 
 
-def killed(toy, run_dir, name, at):
-    """Train in a fork that kills itself before, or after, its n-th call of a function of `os`; tell whether it did."""
-    process = os.fork()
-    if process == 0:
-        original, calls = getattr(os, name), 0
-
-        def call(*arguments):
-            nonlocal calls
-            calls += 1
-            if calls == at // 2 and at % 2 == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = original(*arguments)
-            if calls == at // 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        begin = at_iteration(3, lambda trainer: setattr(os, name, call))  # between two saves
-        end = at_iteration(5, lambda trainer: os._exit(0))
-        try:
-            run(toy, run_dir, callbacks=[begin, end])
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
-
-
 @pytest.mark.parametrize("name", ["replace", "fsync", "unlink"])
 def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole, tmp_path):
     kills, steps = 0, set()
     for at in range(2, 40, 2 if name == "fsync" else 1):  # behind a flush is before what follows
         run_dir = tmp_path / str(at)
-        if not killed(toy, run_dir, name, at):
+
+        def save(count_calls, run_dir=run_dir):
+            begin = at_iteration(3, lambda trainer: count_calls())  # between two saves
+            run(toy, run_dir, callbacks=[begin, at_iteration(5, lambda trainer: os._exit(0))])
+
+        if not killed_around_call(save, os, name, at):
             break
         kills += 1
         steps.add(load(last(run_dir))["global_step"])
