@@ -98,9 +98,9 @@ def policy_for(env, seed=1):
     return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
 
 
-def make_update(module, *, compile, optimizer=None):
+def make_update(module, *, compile, optimizer=None, name=""):
     """Make an update of a module's loss, outside of a run; without an optimizer the weights stay."""
-    objective = module.objectives[""]
+    objective = module.objectives[name]
     optimizer = optimizer or torch.optim.SGD(objective.parameters, lr=0.0)
     if compile:
         return CompiledUpdate(objective, optimizer, graphs.Graphs(module, torch.device("cpu")))

@@ -17,6 +17,7 @@ from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import signals
 from lightning_rl.system.signals import STOPS, handle_signals
+from tests.commands import is_running
 from tests.envs import ScriptedEnv
 from tests.helpers import train
 
@@ -101,18 +102,11 @@ def children_of(pid):
     return [int(child) for child in listed.split()]
 
 
-def lives(pid):
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
 def wait_for_end(pids):
     assert pids
     patience = time.monotonic() + 30
-    while any(map(lives, pids)):
-        assert time.monotonic() < patience, [pid for pid in pids if lives(pid)]
+    while any(map(is_running, pids)):
+        assert time.monotonic() < patience, [pid for pid in pids if is_running(pid)]
         time.sleep(0.02)
 
 
