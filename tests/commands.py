@@ -208,6 +208,15 @@ def free_port():
             return port
 
 
+def children_of(pid):
+    """Return the ids of the processes that a process, in any of its threads, has started and not awaited."""
+    children = set()
+    for threads in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended since
+            children |= set(map(int, threads.read_text().split()))
+    return children
+
+
 def is_running(pid):
     """Whether a process exists and has not ended; its parent may not have noticed the end."""
     try:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from lightning_rl.cli import app
 from lightning_rl.extensions.remote import ray as by_ray
 from lightning_rl.extensions.remote import ray_cluster
 from tests.callbacks import callback
-from tests.commands import Command, free_port, is_running, rl_cli
+from tests.commands import Command, children_of, free_port, is_running, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
@@ -44,20 +44,12 @@ def no_variable_of_an_earlier_start(monkeypatch):
 
 def processes_of(parent):
     """Return the processes that descend from one, with their command lines."""
-    children, descendants, waiting = {}, {}, [parent]
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            name = (entry / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), {})[int(entry.name)] = name
-    while waiting:
-        below = children.get(waiting.pop(), {})
-        descendants |= below
-        waiting += below
-    return descendants
+    processes = {}
+    for pid in children_of(parent):
+        with suppress(OSError):  # it has ended since
+            processes[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            processes |= processes_of(pid)
+    return processes
 
 
 def collectors_of(learner):

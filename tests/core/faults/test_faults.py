@@ -1,6 +1,5 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
-import contextlib
 import errno
 import json
 import multiprocessing
@@ -33,7 +32,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration, callback, send
-from tests.commands import ROOT, Command, is_running, rl_cli, serving
+from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
@@ -47,13 +46,9 @@ SMALL = [
 COMMAND = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
 
 
-def workers():
-    """Return the processes that have one of ours as their parent, but the one that forks commands."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
-            found |= set((task / "children").read_text().split())
-    return found - set(map(str, serving()))
+def alive():
+    """Return the threads of this process and its children, but for the one that forks commands."""
+    return (children_of("self") - serving()) | set(threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +57,12 @@ def nothing_stays(tmp_path, monkeypatch, own_directory):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    before = workers() | set(threading.enumerate())
+    before = alive()
     yield
     patience = time.monotonic() + 30
-    while not workers() | set(threading.enumerate()) <= before and time.monotonic() < patience:
-        time.sleep(0.02)  # those of a test before this one may end
-    assert workers() | set(threading.enumerate()) <= before
+    while not alive() <= before and time.monotonic() < patience:
+        time.sleep(0.02)
+    assert alive() <= before
     assert not list(tmp_path.rglob(".tmp-*"))
     assert not list((tmp_path / "tmp").iterdir())
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -17,7 +16,7 @@ from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import signals
 from lightning_rl.system.signals import STOPS, handle_signals
-from tests.commands import is_running
+from tests.commands import children_of, is_running
 from tests.envs import ScriptedEnv
 from tests.helpers import train
 
@@ -92,14 +91,6 @@ def in_workers(**kwargs):
 def test_a_process_of_an_env_ends_when_the_env_ends_it(begin, vectorization, tmp_path):
     env = partial(in_workers(begin=begin), vectorization=vectorization)
     train(tmp_path, env=env, data={"num_envs": 2, "buffer_size": 16, "total_env_steps": 32})
-
-
-def children_of(pid):
-    try:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in listed.split()]
 
 
 def wait_for_end(pids):
