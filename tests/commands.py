@@ -225,6 +225,16 @@ def is_running(pid):
         return False
 
 
+def wait_until(condition, seconds=200, of=None):
+    """Wait for a condition, which the running command `of` brings about; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert of is None or of.poll() is None, of.stdout + of.stderr
+        assert time.monotonic() < deadline, of and of.stdout + of.stderr
+        time.sleep(0.02)
+    return value
+
+
 def killed_around_call(work, module, name, at):
     """Run `work(count_calls)` in a fork that kills itself before (even `at`) or after a function's call `at // 2`.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.cli.config_files import find_config
-from tests.commands import Command, free_port
+from tests.commands import Command, free_port, wait_until
 from tests.equivalence.test_ddp import of_rank, on_two_ranks
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
@@ -60,12 +60,12 @@ data:
 trainer: {accelerator: cpu}
 """
 
-TORCHRUN = ("--standalone", "--nproc_per_node=2", "--no-python", sys.executable, "-m")
+RL_CLI = ("--no-python", sys.executable, "-m", "lightning_rl")
 LAUNCHERS = {
     "lightning": ("lightning_rl", ()),
-    "torchrun": ("torch.distributed.run", (*TORCHRUN, "lightning_rl")),
+    "torchrun": ("torch.distributed.run", ("--standalone", "--nproc_per_node=2", *RL_CLI)),
 }
-"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing, `forks` does not."""
+"""The program, and what stands before the arguments of `rl-cli`."""
 
 
 @pytest.fixture
@@ -108,10 +108,7 @@ def in_session(leader):
 def at_work(process, directory):
     """Wait until both ranks have trained for some iterations; return their process ids."""
     files = [directory / f"at_work_{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 120
-    while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline, process.stdout + process.stderr
-        time.sleep(0.05)
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files), of=process)
     return [int(file.read_text()) for file in files]
 
 

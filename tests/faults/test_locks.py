@@ -1,8 +1,4 @@
-"""A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads.
-
-The forged checkpoints are made from what a checkpoint may name (`registry.CLASSES`), and from all that
-Lightning and this package offer to the trainer; nothing here lists classes by hand.
-"""
+"""A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads."""
 
 import inspect
 import pkgutil

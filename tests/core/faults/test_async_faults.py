@@ -18,7 +18,7 @@ from lightning_rl.buffers import WriterError
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.callbacks import callback, fail
-from tests.commands import ROOT, Command
+from tests.commands import ROOT, Command, wait_until
 from tests.envs import ScriptedEnv, zeros
 from tests.helpers import last, load, train
 from tests.messages import assert_names, refused
@@ -229,9 +229,7 @@ def test_what_a_terminal_sends_to_all_saves_and_leaves_no_process(number, tmp_pa
     options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
     process = configured(tmp_path, **options)
     process.wait_for("Run directory")
-    while not list(tmp_path.glob("outputs/*/run.json")):  # until it trains
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: list(tmp_path.glob("outputs/*/run.json")), of=process)  # it trains
     time.sleep(1.0)  # in the middle of the first rollout
     children = process.children()
     os.killpg(process.pid, number)

@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration, callback, send
-from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving
+from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
@@ -59,10 +58,7 @@ def nothing_stays(tmp_path, monkeypatch, own_directory):
     monkeypatch.setattr(tempfile, "tempdir", None)
     before = alive()
     yield
-    patience = time.monotonic() + 30
-    while not alive() <= before and time.monotonic() < patience:
-        time.sleep(0.02)
-    assert alive() <= before
+    wait_until(lambda: alive() <= before, 30)
     assert not list(tmp_path.rglob(".tmp-*"))
     assert not list((tmp_path / "tmp").iterdir())
 
@@ -604,9 +600,7 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     endless = ("--data.total_env_steps", "1000000", "--model.compile", "false")
     in_workers = ("--data.env.vectorization", "async")
     process = Command("fit", "--config", "ppo.yaml", *SMALL, *endless, *in_workers)
-    while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: list(Path().glob("outputs/*/checkpoints/last.ckpt")), of=process)
     (run_dir,) = Path("outputs").iterdir()
     with pytest.raises(SystemExit) as stop:
         run(["fit", "--ckpt_path", "last", "--data.total_env_steps", "64"])
@@ -624,10 +618,7 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     children = process.children()
     process.kill()
     assert len(children) >= 2
-    patience = time.monotonic() + 60
-    while any(map(is_running, children)) and time.monotonic() < patience:
-        time.sleep(0.05)
-    assert not [child for child in children if is_running(child)]
+    wait_until(lambda: not any(map(is_running, children)), 60)
     assert load(last(run_dir))["global_step"] >= 2
     steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])

@@ -19,6 +19,7 @@ from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from tests.callbacks import at_iteration
+from tests.commands import wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
 from tests.messages import refused
@@ -39,9 +40,7 @@ def nothing_stays():
     yield
     assert time.monotonic() - start < TIMEOUT + 60
     END.set()
-    while not set(threading.enumerate()) <= before and time.monotonic() - start < TIMEOUT + 90:
-        time.sleep(0.02)
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before, 30)
     assert not multiprocessing.active_children()
 
 

@@ -16,7 +16,7 @@ from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import signals
 from lightning_rl.system.signals import STOPS, handle_signals
-from tests.commands import children_of, is_running
+from tests.commands import children_of, is_running, wait_until
 from tests.envs import ScriptedEnv
 from tests.helpers import train
 
@@ -95,10 +95,7 @@ def test_a_process_of_an_env_ends_when_the_env_ends_it(begin, vectorization, tmp
 
 def wait_for_end(pids):
     assert pids
-    patience = time.monotonic() + 30
-    while any(map(is_running, pids)):
-        assert time.monotonic() < patience, [pid for pid in pids if is_running(pid)]
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, pids)), 30)
 
 
 @pytest.mark.parametrize("start", START)
