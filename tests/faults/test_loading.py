@@ -258,22 +258,23 @@ def test_one_without_a_configuration_wants_the_policy(trained):
     assert_names(refusal(Algorithm, path, policy=made.policy), "algorithm")
 
 
-SPACES = [
-    spaces.Box(-1.0, 1.0, (3,), np.float32),
-    spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
-    spaces.Box(0, 255, (8, 8, 3), np.uint8),
-    spaces.Discrete(3),
-    spaces.Discrete(3, start=-1),
-    spaces.MultiDiscrete([2, 3]),
-    spaces.MultiDiscrete([2, 3], start=[1, 5]),
-    spaces.MultiBinary(4),
-    spaces.MultiBinary((2, 2)),
-    spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
-    spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
-]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1.0, 1.0, (3,), np.float32),
+        spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
+        spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        spaces.Discrete(3),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiDiscrete([2, 3], start=[1, 5]),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary((2, 2)),
+        spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
+        spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
+    ],
+    ids=str,
+)
 def test_a_space_is_the_same_again(space, tmp_path):
     torch.save(space_data(space), tmp_path / "space.pt")
     again = space_from(load(tmp_path / "space.pt"))

@@ -203,10 +203,9 @@ class Named(ActorOnly):
             self.v_net = nn.Linear(4, 1)
 
 
-UNDECLARED = variant(Named, "Undeclared", critic_modules=ActorOnly.critic_modules)
-
-
-@pytest.mark.parametrize("cls", [Named, UNDECLARED])
+@pytest.mark.parametrize(
+    "cls", [Named, variant(Named, "Undeclared", critic_modules=ActorOnly.critic_modules)]
+)
 def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
     spaces = (Box(-1.0, 1.0, (4,)), make_data().action_space)
     with_critic, without = cls(*spaces), cls(*spaces, critic=False)

@@ -182,16 +182,14 @@ def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, 
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
-def as_dict(env):
-    """Make its observations a dict of one array."""
-    space = gymnasium.spaces.Dict({"state": env.observation_space})
-    wrap = gymnasium.wrappers.TransformObservation
-    return wrap(env, lambda observation: {"state": observation}, space)
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
+    def as_dict(env):
+        space = gymnasium.spaces.Dict({"state": env.observation_space})
+        wrap = gymnasium.wrappers.TransformObservation
+        return wrap(env, lambda observation: {"state": observation}, space)
+
     env = partial(faulty(how, vectorization), wrappers=[as_dict])
     with refused(names=("observation.state", *LATE[how])):
         train(tmp_path / "run", env=env)
@@ -469,27 +467,27 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
 
 
-def choose(directory, barrier, found):
-    names = []
-    for _ in range(20):
-        barrier.wait()
-        names.append(str(new_run_dir(directory, "same")))
-    barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
-    found.put(names)
-
-
 def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
     context = multiprocessing.get_context("fork")
-    barrier, found = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=choose, args=(tmp_path, barrier, found)) for _ in range(4)]
+    barrier, chosen = context.Barrier(4), context.Queue()
+
+    def choose():
+        names = []
+        for _ in range(20):
+            barrier.wait()
+            names.append(str(new_run_dir(tmp_path, "same")))
+        barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
+        chosen.put(names)
+
+    processes = [context.Process(target=choose) for _ in range(4)]
     for process in processes:
         process.start()
-    names = [name for _ in processes for name in found.get(timeout=30)]
+    names = [name for _ in processes for name in chosen.get(timeout=30)]
     for process in processes:
         process.join()
-    found.close()
-    found.join_thread()
+    chosen.close()
+    chosen.join_thread()
     assert len(set(names)) == 80
 
 
@@ -571,7 +569,6 @@ def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeyp
 
 
 def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
-
     agreement(monkeypatch, lambda number: signal.SIGTERM)
     _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [callback(on_train_end=send())]})
     assert trainer.stop_signal == signal.SIGTERM

@@ -103,8 +103,6 @@ class HangingTask(ValueProbe):
 
 gymnasium.register("Hanging-v0", hanging, vector_entry_point=hanging_vector)
 
-KINDS = ("sync", "async", "vector_entry_point", "task")
-
 
 def env_of(kind, where):
     if kind == "task":
@@ -137,7 +135,7 @@ def test_processes_that_hang_are_killed_and_the_run_ends(where, tmp_path):
     assert not (tmp_path / ".lock").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sync", "async", "vector_entry_point", "task"])
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_learner_that_waits_for_another_thread_gets_the_error(kind, where, tmp_path):
     with pytest.raises(Exception, match="hung") as caught:
@@ -146,15 +144,6 @@ def test_a_learner_that_waits_for_another_thread_gets_the_error(kind, where, tmp
     assert isinstance(error, EnvTimeoutError)
     assert message(kind, where).search(str(error)), error
     assert not (tmp_path / ".lock").exists()
-
-
-def train_alone(directory, kind, where):
-    """Train in a process of its own, which writes its stderr to a file."""
-    error = (directory / "error").open("w")
-    os.dup2(error.fileno(), 2)
-    sys.stderr = error
-    evaluated = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
-    run(directory, env_of(kind, where), evaluated, eval_env=env_of("async", "step"))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +157,15 @@ def train_alone(directory, kind, where):
 )
 def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
     """With the message, exit code 1, and what an exception would have done, within ten seconds."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=train_alone, args=(tmp_path, kind, where))
+
+    def train_alone():
+        error = (tmp_path / "error").open("w")
+        os.dup2(error.fileno(), 2)
+        sys.stderr = error
+        evaluated = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+        run(tmp_path, env_of(kind, where), evaluated, eval_env=env_of("async", "step"))
+
+    process = multiprocessing.get_context("fork").Process(target=train_alone)
     process.start()
     process.join(30)
     assert process.exitcode == 1
@@ -287,22 +283,22 @@ def test_an_env_that_is_debugged_does_not_hang():
     calls.close()
 
 
-def step_slowly(begun):
-    calls = EnvWatch("the training", 1.0)
-    slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
-    env = calls.make(lambda n: slow(n, delay=3), 1)
-    env.reset(seed=1)
-    begun.set()
-    for _ in range(4):
-        with calls("step"):
-            env.step(torch.zeros(1, dtype=int))
-    calls.close()
-
-
 def test_a_learner_that_was_stopped_did_not_hang():
     context = multiprocessing.get_context("fork")
     begun = context.Event()
-    learner = context.Process(target=step_slowly, args=(begun,))
+
+    def step_slowly():
+        calls = EnvWatch("the training", 1.0)
+        slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
+        env = calls.make(lambda n: slow(n, delay=3), 1)
+        env.reset(seed=1)
+        begun.set()
+        for _ in range(4):
+            with calls("step"):
+                env.step(torch.zeros(1, dtype=int))
+        calls.close()
+
+    learner = context.Process(target=step_slowly)
     learner.start()
     assert begun.wait(20)
     time.sleep(0.2)

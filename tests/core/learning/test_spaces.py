@@ -53,10 +53,12 @@ ACTIONS = {
     "box": SPACES.Box(-1, 1, (2,), np.float32),
     "matrix box": SPACES.Box(-1, 1, (2, 2), np.float32),
 }
-CASES = [(name, "discrete") for name in OBSERVATIONS] + [("flat", name) for name in ACTIONS][1:]
 
 
-@pytest.mark.parametrize(("observation", "action"), CASES)
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    [*((name, "discrete") for name in OBSERVATIONS), *[("flat", name) for name in ACTIONS][1:]],
+)
 def test_it_trains_and_resumes(observation, action, tmp_path):
     kwargs = {"observation": OBSERVATIONS[observation], "action": ACTIONS[action]}
     env = partial(GymnasiumEnv, id="tests/Playground-v0", env_kwargs=kwargs)

@@ -78,36 +78,38 @@ def test_a_state_of_another_type_ends_in_one_message(name, trained, tmp_path):
 PROGRESS = ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total")
 MOMENTS = ("optimizer_states", 0, "state", 0)
 LOOP, STATISTICS = (("RLDataModule", "collectors", 0, name) for name in ("loop", "statistics"))
-FORGED = [
-    (("loops", "fit_loop"), torch.zeros(3)),
-    (("loops", "fit_loop", "epoch_loop.scheduler_progress"), {}),
-    ((*PROGRESS, "completed"), None),
-    ((*PROGRESS, "ready"), {"a": 1}),
-    (("callbacks",), ["a"]),
-    (("callbacks", "MetricsWriter"), -1),
-    (("callbacks", "MetricsWriter", "eval/avg_reward"), [1]),
-    (("pytorch-lightning_version",), "a"),
-    (("global_step",), 1e308),
-    (("lightning_rl", "contents", "state_dict", 0), {"a": 1}),
-    (("lightning_rl", "computing"), {"compiled": []}),
-    (("lightning_rl", "guards", "", "passed"), {}),
-    (("lightning_rl", "ranks", 0, "carry"), ["a"]),
-    (("state_dict", "reward_normalizer._extra_state"), []),
-    ((*MOMENTS, "exp_avg"), None),
-    ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
-    ((*MOMENTS, "step"), -1),
-    ((*MOMENTS, "step"), torch.tensor(torch.nan)),
-    (("RLDataModule", "collectors"), 10**30),
-    ((*LOOP, "env_steps"), [1]),
-    ((*LOOP, "rollouts"), {}),
-    ((*LOOP, "env", "episodes", 0, "start"), {"seed": -1}),
-    ((*STATISTICS, "episodes"), "a"),
-    ((*STATISTICS, "returns"), [[]]),
-    ((*STATISTICS, "lengths"), [None]),
-]
 
 
-@pytest.mark.parametrize(("path", "value"), FORGED)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("loops", "fit_loop"), torch.zeros(3)),
+        (("loops", "fit_loop", "epoch_loop.scheduler_progress"), {}),
+        ((*PROGRESS, "completed"), None),
+        ((*PROGRESS, "ready"), {"a": 1}),
+        (("callbacks",), ["a"]),
+        (("callbacks", "MetricsWriter"), -1),
+        (("callbacks", "MetricsWriter", "eval/avg_reward"), [1]),
+        (("pytorch-lightning_version",), "a"),
+        (("global_step",), 1e308),
+        (("lightning_rl", "contents", "state_dict", 0), {"a": 1}),
+        (("lightning_rl", "computing"), {"compiled": []}),
+        (("lightning_rl", "guards", "", "passed"), {}),
+        (("lightning_rl", "ranks", 0, "carry"), ["a"]),
+        (("state_dict", "reward_normalizer._extra_state"), []),
+        ((*MOMENTS, "exp_avg"), None),
+        ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
+        ((*MOMENTS, "step"), -1),
+        ((*MOMENTS, "step"), torch.tensor(torch.nan)),
+        (("RLDataModule", "collectors"), 10**30),
+        ((*LOOP, "env_steps"), [1]),
+        ((*LOOP, "rollouts"), {}),
+        ((*LOOP, "env", "episodes", 0, "start"), {"seed": -1}),
+        ((*STATISTICS, "episodes"), "a"),
+        ((*STATISTICS, "returns"), [[]]),
+        ((*STATISTICS, "lengths"), [None]),
+    ],
+)
 def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
     content = forged(trained, path, value)
     torch.save(content, tmp_path / "a.ckpt")
@@ -118,18 +120,6 @@ def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
 
 COLLECTOR = ("RLDataModule", "collectors", 0)
 WINDOW = (*COLLECTOR, "buffer", "windows", 0)
-WINDOWS_FORGED = [
-    ((*WINDOW, "notes"), True),
-    ((*WINDOW, "notes"), {"number": 1}),
-    ((*WINDOW, "notes", "number"), [1]),
-    ((*WINDOW, "notes", "reports"), ["a"]),
-    ((*WINDOW, "notes", "reports"), {"a": {}}),
-    ((*WINDOW, "fields"), None),
-    ((*COLLECTOR, "buffer", "windows"), "a"),
-    ((*COLLECTOR, "buffer", "written_steps"), torch.zeros(3, dtype=torch.bool)),
-    ((*COLLECTOR, "stale_steps"), []),
-    ((*COLLECTOR, "read"), []),
-]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +129,21 @@ def collected_ahead(tmp_path_factory):
     return load(last(run_dir))
 
 
-@pytest.mark.parametrize(("path", "value"), WINDOWS_FORGED)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*WINDOW, "notes"), True),
+        ((*WINDOW, "notes"), {"number": 1}),
+        ((*WINDOW, "notes", "number"), [1]),
+        ((*WINDOW, "notes", "reports"), ["a"]),
+        ((*WINDOW, "notes", "reports"), {"a": {}}),
+        ((*WINDOW, "fields"), None),
+        ((*COLLECTOR, "buffer", "windows"), "a"),
+        ((*COLLECTOR, "buffer", "written_steps"), torch.zeros(3, dtype=torch.bool)),
+        ((*COLLECTOR, "stale_steps"), []),
+        ((*COLLECTOR, "read"), []),
+    ],
+)
 def test_a_forged_window_is_one_message(path, value, collected_ahead, tmp_path):
     torch.save(forged(collected_ahead, path, value), tmp_path / "a.ckpt")
     data = LONGER | {"collector": AsyncCollector}
@@ -257,15 +261,15 @@ def cart_pole(**init_args):
     }
 
 
-WINDOWS = [
-    cart_pole(render_mode="human"),
-    cart_pole(env_kwargs={"render_mode": "human"}),
-    cart_pole(wrappers=[{"class_path": "gymnasium.wrappers.HumanRendering"}]),
-]
-
-
 @pytest.mark.parametrize("key", ["env", "eval_env"])
-@pytest.mark.parametrize("env", WINDOWS)
+@pytest.mark.parametrize(
+    "env",
+    [
+        cart_pole(render_mode="human"),
+        cart_pole(env_kwargs={"render_mode": "human"}),
+        cart_pole(wrappers=[{"class_path": "gymnasium.wrappers.HumanRendering"}]),
+    ],
+)
 def test_a_checkpoint_opens_no_window(env, key):
     with refused(names=("policy.ckpt", "window", "--trust_code true")):
         checked_config(settings({f"data.{key}": env}), Path("policy.ckpt"))
