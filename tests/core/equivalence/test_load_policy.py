@@ -28,6 +28,7 @@ from lightning_rl import (
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import Margin
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, fit_in, last, make_data, train
 from tests.messages import assert_names, refused
@@ -315,10 +316,6 @@ class Mine(ActorCritic):
     """A policy of one's own."""
 
 
-class MyPPO(PPO):
-    """An algorithm of one's own: a policy of this package acts without it."""
-
-
 def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
     data = make_data(**BUDGET)
     module = algorithm(policy(data.observation_space, data.action_space), batch_size=32)
@@ -340,7 +337,7 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
 
 
 def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
-    path = trained_by(tmp_path, algorithm=MyPPO)
+    path = trained_by(tmp_path, algorithm=Margin)
     before = torch.get_rng_state()
     assert load_policy(path).act(np.zeros(4)) in (0, 1)
     assert torch.equal(torch.get_rng_state(), before)

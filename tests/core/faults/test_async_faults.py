@@ -38,10 +38,11 @@ def nothing_left_behind(request):
     END.set()
     if "command" not in request.node.name:  # most of that is its start
         assert time.monotonic() - start < LIMIT
-    left = [t for t in threading.enumerate() if t not in before and t.name == "collector"]
-    for thread in left:  # one that an env held up ends when the env does, a moment later
-        thread.join(max(0.0, start + LIMIT - time.monotonic()))
-    assert not any(thread.is_alive() for thread in left), "a thread was left behind"
+
+    def collectors():
+        return [t for t in set(threading.enumerate()) - before if t.name == "collector"]
+
+    wait_until(lambda: not collectors(), LIMIT)  # one that an env held up ends when the env does
     assert not multiprocessing.active_children(), "a process was left behind"
 
 

@@ -13,6 +13,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.cli.arguments import is_trusted
+from tests.callbacks import fail
 from tests.helpers import error_of, load
 from tests.messages import assert_names, refused
 
@@ -54,7 +55,7 @@ from lightning_rl import Policy
 @pytest.fixture
 def checkpoint(trained, elsewhere, monkeypatch):
     """Return what writes a checkpoint with changed settings, beside a module of the user's."""
-    monkeypatch.setattr(os, "system", forbidden)
+    monkeypatch.setattr(os, "system", fail(AssertionError("a command was run")))
     name = f"mine_{elsewhere.name}".replace("-", "_")
     Path(f"{name}.py").write_text(MODULE.format(name=name))
 
@@ -64,10 +65,6 @@ def checkpoint(trained, elsewhere, monkeypatch):
 
     yield write
     sys.modules.pop(name, None)
-
-
-def forbidden(command):
-    raise AssertionError(f"ran {command}")
 
 
 def settings(changes):
@@ -147,7 +144,7 @@ def test_what_names_other_code_is_refused(key, value):
 # `load_from_checkpoint` makes the model: the rest of a configuration is not looked at.
 @pytest.mark.parametrize(("key", "value"), [case for case in NAMES if case[0].startswith("model")])
 def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
-    monkeypatch.setattr(os, "system", forbidden)
+    monkeypatch.setattr(os, "system", fail(AssertionError("a command was run")))
     torch.save(trained | {CONFIG_KEY: settings({key: value})}, "policy.ckpt")
     with refused(names=("policy.ckpt", "trust_code=True")):
         Algorithm.load_from_checkpoint("policy.ckpt")
