@@ -65,7 +65,10 @@ def closed(env):
 REFUSED = {
     "a misspelt id": (lambda: "CartPole-v9", ("'CartPole-v9'", "close matches: CartPole-v1", "PushCube", "my_package:Name-v0")),
     "an env": (lambda: closed(gymnasium.make("CartPole-v1")), ("CartPoleEnv", "'CartPole-v1'")),
-    "an env with settings": (lambda: closed(gymnasium.make("CartPole-v1", sutton_barto_reward=True)), ("CartPoleEnv", "id='CartPole-v1', env_kwargs={'sutton_barto_reward': True})")),
+    "an env with settings": (
+        lambda: closed(gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
+        ("CartPoleEnv", "id='CartPole-v1', env_kwargs={'sutton_barto_reward': True})"),
+    ),
     "an env without an id": (CartPoleEnv, REGISTER),
     "a vector env of Gymnasium": (lambda: closed(gymnasium.make_vec("CartPole-v1", 2)), ("CartPoleVectorEnv", "'CartPole-v1'")),
     "a torch env": (lambda: CartPole(2), ("CartPole", "partial(CartPole, ...)")),
