@@ -208,6 +208,62 @@ def free_port():
             return port
 
 
+def children_of(pid):
+    """Return the ids of the processes that a process, in any of its threads, has started and not awaited."""
+    children = set()
+    for threads in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended since
+            children |= set(map(int, threads.read_text().split()))
+    return children
+
+
+def is_running(pid):
+    """Whether a process exists and has not ended; its parent may not have noticed the end."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=200, of=None):
+    """Wait for a condition, which the running command `of` brings about; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert of is None or of.poll() is None, of.stdout + of.stderr
+        assert time.monotonic() < deadline, of and of.stdout + of.stderr
+        time.sleep(0.02)
+    return value
+
+
+def killed_around_call(work, module, name, at):
+    """Run `work(count_calls)` in a fork that kills itself before (even `at`) or after a function's call `at // 2`.
+
+    Calls count once `work` has called `count_calls()`. Returns whether the fork was killed.
+    """
+    process = os.fork()
+    if process == 0:
+        original, numbers = getattr(module, name), count(1)
+
+        def call(*arguments, **settings):
+            number = next(numbers)
+            if at == 2 * number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return original(*arguments, **settings)
+            finally:  # also if it raises
+                if at == 2 * number + 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            work(lambda: setattr(module, name, call))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
 def serving():
     """Return the id of the server, which is no leftover of a test; nothing if there is none of this process."""
     process = server().process if server.cache_info().currsize else None

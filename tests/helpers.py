@@ -99,9 +99,9 @@ def policy_for(env, seed=1):
     return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
 
 
-def make_update(module, *, compile, optimizer=None):
+def make_update(module, *, compile, optimizer=None, name=""):
     """Make an update of a module's loss, outside of a run; without an optimizer the weights stay."""
-    objective = module.objectives[""]
+    objective = module.objectives[name]
     optimizer = optimizer or torch.optim.SGD(objective.parameters, lr=0.0)
     if compile:
         return CompiledUpdate(objective, optimizer, graphs.Graphs(module, torch.device("cpu")))
@@ -314,6 +314,7 @@ def error_of(capture, *arguments, status=(1, 2), alone=False):
 
     If `alone`, one line is all that it prints there.
     """
+    capture.readouterr()
     with pytest.raises(SystemExit) as stop:
         run([*map(str, arguments)])
     assert stop.value.code in (status if isinstance(status, tuple) else (status,))

@@ -4,14 +4,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from lightning_rl.cli.config_files import find_config
-from tests.commands import Command, free_port
+from tests.commands import Command, free_port, wait_until
 from tests.equivalence.test_ddp import of_rank, on_two_ranks
-from tests.helpers import assert_same_run, last, load
+from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
 
 MODULE = """
@@ -34,8 +35,7 @@ class Fragile(CartPole):
                 Path(f"at_work_{rank}").write_text(str(os.getpid()))
             other = Path(f"at_work_{1 - rank}")
             # Both have said that they work: the failure ends the other process.
-            ready = self.steps >= 100 and other.exists() and other.read_text()
-            if rank == self.fails_on and ready:
+            if rank == self.fails_on and other.exists() and other.read_text():
                 if self.hangs:
                     time.sleep(1000)
                 raise ValueError("the sensor is gone")
@@ -60,12 +60,12 @@ data:
 trainer: {accelerator: cpu}
 """
 
-TORCHRUN = ("--standalone", "--nproc_per_node=2", "--no-python", sys.executable, "-m")
+RL_CLI = ("--no-python", sys.executable, "-m", "lightning_rl")
 LAUNCHERS = {
     "lightning": ("lightning_rl", ()),
-    "torchrun": ("torch.distributed.run", (*TORCHRUN, "lightning_rl")),
+    "torchrun": ("torch.distributed.run", ("--standalone", "--nproc_per_node=2", *RL_CLI)),
 }
-"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing, `forks` does not."""
+"""The program, and what stands before the arguments of `rl-cli`."""
 
 
 @pytest.fixture
@@ -96,30 +96,25 @@ def launch(tmp_path, monkeypatch):
 
 def in_session(leader):
     """Return the processes that a launch has left or still has: all are in its session."""
-    found = []
+    members = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError, ValueError):
             state, _, _, session = (path / "stat").read_text().rpartition(") ")[2].split()[:4]
-        except (OSError, ValueError):
-            continue
-        if int(session) == leader and state != "Z":
-            found.append(int(path.name))
-    return found
+            if int(session) == leader and state != "Z":
+                members.append(int(path.name))
+    return members
 
 
-def at_work(process, directory, timeout=120):
+def at_work(process, directory):
     """Wait until both ranks have trained for some iterations; return their process ids."""
     files = [directory / f"at_work_{rank}" for rank in range(2)]
-    deadline = time.monotonic() + timeout
-    while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline, process.stdout + process.stderr
-        time.sleep(0.05)
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files), of=process)
     return [int(file.read_text()) for file in files]
 
 
-def end_of(process, within=60.0):
+def end_of(process):
     """Wait for the end, and for that of every process; return what they have printed."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + 60
     while process.poll() is None or in_session(process.pid):
         if time.monotonic() > deadline:
             going_on = in_session(process.pid)
@@ -210,8 +205,6 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before_and_both_go_on_bi
 
 
 def test_what_processes_cannot_share_is_refused(tmp_path):
-    from tests.helpers import train
-
     with refused(ValueError, names=("trainer.strategy", "DDPStrategy", "--trainer.strategy ddp")):
         train(tmp_path, trainer={"devices": 1, "strategy": "ddp_fork"})
 

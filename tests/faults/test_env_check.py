@@ -139,13 +139,9 @@ def factory(fault, limit=30):
 
 
 @pytest.fixture(autouse=True)
-def some_steps_are_enough(monkeypatch):
-    """So many, and not as many as a busy machine takes within a time."""
+def short_check(monkeypatch):
+    """Play so many steps, not as many as a busy machine takes in a time; register envs for a test alone."""
     monkeypatch.setattr(check, "PLAYED", 65)
-
-
-@pytest.fixture(autouse=True)
-def registry_as_it_was(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
 

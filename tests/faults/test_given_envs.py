@@ -6,13 +6,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from lightning_rl import (
-    ActionChunk,
-    CartPole,
-    GymnasiumEnv,
-    PushCube,
-    RLDataModule,
-)
+from lightning_rl import ActionChunk, CartPole, GymnasiumEnv, PushCube, RLDataModule
 from lightning_rl.envs.factories import TASKS
 from tests.messages import refused
 
@@ -68,14 +62,13 @@ def closed(env):
     return env
 
 
-def of_sutton():
-    return closed(gymnasium.make("CartPole-v1", sutton_barto_reward=True))
-
-
 REFUSED = {
     "a misspelt id": (lambda: "CartPole-v9", ("'CartPole-v9'", "close matches: CartPole-v1", "PushCube", "my_package:Name-v0")),
     "an env": (lambda: closed(gymnasium.make("CartPole-v1")), ("CartPoleEnv", "'CartPole-v1'")),
-    "an env with settings": (of_sutton, ("CartPoleEnv", "id='CartPole-v1', env_kwargs={'sutton_barto_reward': True})")),
+    "an env with settings": (
+        lambda: closed(gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
+        ("CartPoleEnv", "id='CartPole-v1', env_kwargs={'sutton_barto_reward': True})"),
+    ),
     "an env without an id": (CartPoleEnv, REGISTER),
     "a vector env of Gymnasium": (lambda: closed(gymnasium.make_vec("CartPole-v1", 2)), ("CartPoleVectorEnv", "'CartPole-v1'")),
     "a torch env": (lambda: CartPole(2), ("CartPole", "partial(CartPole, ...)")),

@@ -65,22 +65,21 @@ def refusal(cls, path, **arguments):
     return str(error.value)
 
 
-def trained_by(policy_class=ActorCritic, algorithm=PPO, env="CartPole-v1", **settings):
+def trained_by(policy_class=ActorCritic, algorithm=PPO, **settings):
     """Train in Python, and return (the module, its run directory)."""
-    run_dir = Path("outputs/run_20260101_000000")
-    data = make_data(env, **BUDGET)
+    data = make_data(**BUDGET)
     policy = policy_class(data.observation_space, data.action_space)
-    arguments = {"batch_size": 32, "n_epochs": 1} | settings
-    module = algorithm(policy, **arguments)
-    trainer = train_with(module, data, run_dir)
+    module = algorithm(policy, **{"batch_size": 32, "n_epochs": 1} | settings)
+    trainer = fit_in("outputs/run_20260101_000000", module, data)
     assert module.env_steps == 128
     return module, trainer.run_dir
 
 
-def train_with(module, data, run_dir):
-
-    trainer = fit_in(run_dir, module, data)
-    return trainer
+def changed(trained, **settings):
+    """Return the content of a checkpoint with other settings of the model in its configuration."""
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["model"]["init_args"] |= settings
+    return trained | {CONFIG_KEY: yaml.safe_dump(config)}
 
 
 def test_by_each_of_its_names_it_is_the_algorithm_that_was_trained():
@@ -137,7 +136,7 @@ def test_other_algorithms_load(algorithm):
 def test_training_goes_on_with_what_was_loaded(trained):
     module = PPO.load_from_checkpoint(save(trained))
     data = make_data(total_env_steps=192, num_envs=2)  # of another number of envs
-    train_with(module, data, "outputs/more")
+    fit_in("outputs/more", module, data)
     assert module.env_steps >= 192
 
 
@@ -146,9 +145,6 @@ def test_arguments_of_the_caller_count(trained):
     assert found.learning_rate == 0.5
     message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
     assert_names(message, "policy.ckpt", "learning_rate", "-1.0")
-
-
-# --- classes of the user's own ---
 
 
 def test_a_class_of_the_users_own_needs_trust():
@@ -187,7 +183,6 @@ def test_an_env_of_the_users_own_is_not_asked_for(trained):
 
 
 def test_what_no_configuration_holds_is_named_and_can_be_given():
-
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
@@ -207,7 +202,6 @@ def test_what_no_configuration_holds_is_named_and_can_be_given():
 
 
 def test_a_class_that_no_module_has_is_the_one_that_is_called():
-
     local = variant(PPO)
     _, run_dir = trained_by(algorithm=local)
     assert_names(refusal(Algorithm, run_dir), last(run_dir), "PPO.load_from_checkpoint")
@@ -215,7 +209,6 @@ def test_a_class_that_no_module_has_is_the_one_that_is_called():
 
 
 def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
-
     names = {"__module__": "__main__", "__qualname__": "InScript"}
     in_script = variant(ActorCritic, "InScript", **names)
     monkeypatch.setattr(sys.modules["__main__"], "InScript", in_script, raising=False)
@@ -233,9 +226,6 @@ def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
     )
 
 
-# --- checkpoints that hold less ---
-
-
 def test_one_without_spaces_says_what_to_pass(trained):
     path = save(without(trained, SPACES_KEY))
     assert_names(refusal(PPO, path), "policy.ckpt", "load_from_checkpoint(path, policy=...)")
@@ -243,21 +233,18 @@ def test_one_without_spaces_says_what_to_pass(trained):
 
 @pytest.mark.parametrize("value", ["a", [[1]], {"class_path": "os.system"}, -1])
 def test_whatever_a_constructor_raises_is_one_message(value, trained):
-    config = yaml.safe_load(trained[CONFIG_KEY])
-    config["model"]["init_args"]["policy"]["init_args"]["hidden_sizes"] = value
-    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
-    message = refusal(PPO, path, trust_code=True)
+    init_args = {"hidden_sizes": value}
+    policy = {"class_path": "lightning_rl.ActorCritic", "init_args": init_args}
+    message = refusal(PPO, save(changed(trained, policy=policy)), trust_code=True)
     assert_names(message, "policy.ckpt")
 
 
 @pytest.mark.parametrize("policy", [None, "a", [], {}, {"class_path": []}, {"class_path": 1}])
 @pytest.mark.parametrize("settings", [None, [1], {"a": 1}])
 def test_a_policy_of_another_form_is_one_message(policy, settings, trained):
-    config = yaml.safe_load(trained[CONFIG_KEY])
     if isinstance(policy, dict):
         policy = {"class_path": "lightning_rl.ActorCritic", **policy, "init_args": settings}
-    config["model"]["init_args"]["policy"] = policy
-    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    path = save(changed(trained, policy=policy))
     for trust_code in (False, True):
         refusal(PPO, path, trust_code=trust_code)
 
@@ -271,24 +258,23 @@ def test_one_without_a_configuration_wants_the_policy(trained):
     assert_names(refusal(Algorithm, path, policy=made.policy), "algorithm")
 
 
-# --- what is written down ---
-
-SPACES = [
-    spaces.Box(-1.0, 1.0, (3,), np.float32),
-    spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
-    spaces.Box(0, 255, (8, 8, 3), np.uint8),
-    spaces.Discrete(3),
-    spaces.Discrete(3, start=-1),
-    spaces.MultiDiscrete([2, 3]),
-    spaces.MultiDiscrete([2, 3], start=[1, 5]),
-    spaces.MultiBinary(4),
-    spaces.MultiBinary((2, 2)),
-    spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
-    spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
-]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1.0, 1.0, (3,), np.float32),
+        spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
+        spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        spaces.Discrete(3),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiDiscrete([2, 3], start=[1, 5]),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary((2, 2)),
+        spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
+        spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
+    ],
+    ids=str,
+)
 def test_a_space_is_the_same_again(space, tmp_path):
     torch.save(space_data(space), tmp_path / "space.pt")
     again = space_from(load(tmp_path / "space.pt"))
@@ -333,9 +319,6 @@ def test_a_construction_is_written_down_as_a_config_would():
         "class_path": "lightning_rl.VLAPolicy",
         "init_args": {"head": "gaussian"},
     }
-
-
-# --- forgeries; those of the configuration are in test_locks.py and test_trust.py ---
 
 
 class Gadget:

@@ -1,8 +1,4 @@
-"""A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads.
-
-The forged checkpoints are made from what a checkpoint may name (`registry.CLASSES`), and from all that
-Lightning and this package offer to the trainer; nothing here lists classes by hand.
-"""
+"""A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads."""
 
 import inspect
 import pkgutil
@@ -41,7 +37,7 @@ from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
 from lightning_rl.system.texts import imported
 from tests.commands import rl_cli
-from tests.core.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import SETTINGS, settings
 from tests.helpers import last, train
 from tests.messages import assert_names, refused
 
@@ -96,12 +92,9 @@ def forgeries(cls):
         if any(part in annotation for part in TEXTS):
             yield {name: "{outside}/target"}
         if any(part in annotation for part in MAPPINGS):
-            files = dict.fromkeys(
-                ("path", "video_folder", "logdir", "xml_file"), "{outside}/target"
-            )
-            yield {
-                name: files | {"trust_remote_code": True, "auto_map": {"AutoModel": "evil.Model"}}
-            }
+            keys = ("path", "video_folder", "logdir", "xml_file")
+            code = {"trust_remote_code": True, "auto_map": {"AutoModel": "evil.Model"}}
+            yield {name: dict.fromkeys(keys, "{outside}/target") | code}
         if any(part in annotation for part in FLAGS):
             flags[name] = True
     if flags:
@@ -116,38 +109,31 @@ def named(path, cls, forged):
 
 
 def placed(key, value):
-    """Return the configuration with a class under its key."""
-    config = yaml.safe_load(SETTINGS)
-    init = config["model"]["init_args"]
+    """Return the configuration, as YAML, with a class under its key."""
     vla = {"class_path": "lightning_rl.VLAPolicy", "init_args": {"backbone": value}}
     task = {"class_path": "lightning_rl.PointMass", "init_args": {"action": value}}
     mixed = {"class_path": "lightning_rl.MixedReplay", "init_args": {key: value}}
     taken = {"class_path": "lightning_rl.Intervention", "init_args": {"source": value}}
-    env = config["data"]["env"]["init_args"]
+    policy = {"class_path": "lightning_rl.ActorCritic", "init_args": {"hidden_sizes": [16]}}
+    model, env = "model.init_args", "data.env.init_args"
     places = {
-        "model": lambda: config["model"].update(
-            value, init_args={"policy": init["policy"]} | value["init_args"]
-        ),
-        "policy": lambda: init.update(policy=value),
-        "encoder": lambda: init.update(policy=ACTOR | {"init_args": {"encoder": value}}),
-        "curiosity": lambda: (
-            config["model"].update(class_path="lightning_rl.CuriousPPO"),
-            init.update(curiosity=value),
-        ),
-        "memory": lambda: init.update(policy=ACTOR | {"init_args": {"memory": value}}),
-        "backbone": lambda: (init.update(policy=vla), config["data"].update(env=CHUNKS)),
-        "env": lambda: config["data"].update(env=value),
-        "action": lambda: config["data"].update(env=task),
-        "collector": lambda: config["data"].update(collector=value),
-        "replay": lambda: config["data"].update(replay=value),
-        "optimizer": lambda: init.update(optimizer=value),
-        "online": lambda: config["data"].update(replay=mixed),
-        "offline": lambda: config["data"].update(replay=mixed),
-        "wrappers": lambda: env.update(wrappers=[value]),
-        "source": lambda: env.update(wrappers=[taken]),
+        "model": {"model": value | {"init_args": {"policy": policy} | value.get("init_args", {})}},
+        "policy": {f"{model}.policy": value},
+        "encoder": {f"{model}.policy": ACTOR | {"init_args": {"encoder": value}}},
+        "curiosity": {"model.class_path": "lightning_rl.CuriousPPO", f"{model}.curiosity": value},
+        "memory": {f"{model}.policy": ACTOR | {"init_args": {"memory": value}}},
+        "backbone": {f"{model}.policy": vla, "data.env": CHUNKS},
+        "env": {"data.env": value},
+        "action": {"data.env": task},
+        "collector": {"data.collector": value},
+        "replay": {"data.replay": value},
+        "optimizer": {f"{model}.optimizer": value},
+        "online": {"data.replay": mixed},
+        "offline": {"data.replay": mixed},
+        "wrappers": {f"{env}.wrappers": [value]},
+        "source": {f"{env}.wrappers": [taken]},
     }
-    places[key]()
-    return config
+    return settings(places[key])
 
 
 def snapshot(root):
@@ -181,7 +167,7 @@ def by_command(*arguments):
 
 def attack(run_dir, content, config, use):
     """Save a forged checkpoint in a run and use it; what it is refused for does not matter."""
-    torch.save(content | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
+    torch.save(content | {CONFIG_KEY: config}, last(run_dir))
     try:
         use(last(run_dir))
     except (SystemExit, Exception) as error:
@@ -216,8 +202,7 @@ def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, pl
     for path in sorted(CLASSES[key].names):
         cls = imported(path)
         for forged in forgeries(cls):
-            filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))
-            config = placed(key, named(path, cls, filled))
+            config = placed(key, named(path, cls, forged)).replace("{outside}", str(outside))
             attack(run_dir, trained, config, use)
             assert snapshot(outside) == before, f"{path}: {forged}"
             assert not list(Path().iterdir()), f"{path}: {forged}"
@@ -231,103 +216,66 @@ def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, pl
 def test_a_class_that_writes_is_refused(path, place):
     _, outside = place
     value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
-    config = yaml.safe_dump(placed("wrappers", value))
     with refused(names=("policy.ckpt", "wrappers.0.class_path", "--trust_code true")):
-        checked_config(config, Path("policy.ckpt"))
+        checked_config(placed("wrappers", value), Path("policy.ckpt"))
 
 
-def everything(outside):
-    """Return settings of the trainer that name all there is, each argument of a path forged."""
-    settings = {}
+def test_all_that_the_trainer_may_be_given_is_left_out(place):
+    _, outside = place
+    given = {}
     for key, (kind, package) in TRAINER_KINDS.items():
-        settings[key] = []
+        given[key] = []
         for path, cls in classes_of(kind, ("lightning_rl.training.callbacks", package)).items():
             forged = {
                 name: str(outside / "target")
                 for name, annotation in arguments_of(cls)
                 if any(part in annotation for part in TEXTS)
             }
-            settings[key].append({"class_path": path, "init_args": forged})
-    settings["profiler"] = settings["profiler"][0]
-    return settings
-
-
-def test_all_that_the_trainer_may_be_given_is_left_out(place):
-    _, outside = place
-    settings = everything(outside)
-    assert len(settings["callbacks"]) > 20
-    assert len(settings["logger"]) >= 5
-    config = yaml.safe_load(SETTINGS)
-    plain = dict(config["trainer"])
-    config["trainer"] |= settings
-    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+            given[key].append({"class_path": path, "init_args": forged})
+    assert len(given["callbacks"]) > 20
+    assert len(given["logger"]) >= 5
+    given["profiler"] = given["profiler"][0]
+    plain = yaml.safe_load(SETTINGS)["trainer"]
+    config = settings({f"trainer.{key}": value for key, value in given.items()})
+    checked = checked_config(config, Path("policy.ckpt"))
     assert yaml.safe_load(checked.config)["trainer"] == {
         k: plain[k] for k in plain if k != "logger"
     }
     assert set(checked.left_out) == {f"trainer.{key}" for key in TRAINER_KINDS}
 
 
+LIGHTNING, OURS = "lightning.pytorch", "lightning_rl.training.callbacks"
+PERIODIC = {"every_n_iterations": 1, "keep": 1, "weights_only": False}
 OUTSIDE = {
     "ModelCheckpoint": (
-        "callbacks",
-        {
-            "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
-            "init_args": {"dirpath": "{outside}", "filename": "../made", "save_top_k": -1},
-        },
+        *("callbacks", f"{LIGHTNING}.callbacks"),
+        {"dirpath": "{outside}", "filename": "../made", "save_top_k": -1},
     ),
-    "PeriodicCheckpoint": (
-        "callbacks",
-        {
-            "class_path": "lightning_rl.training.callbacks.PeriodicCheckpoint",
-            "init_args": {
-                "directory": "{outside}/target",
-                "every_n_iterations": 1,
-                "keep": 1,
-                "weights_only": False,
-            },
-        },
-    ),
-    "LastCheckpoint": (
-        "callbacks",
-        {
-            "class_path": "lightning_rl.training.callbacks.LastCheckpoint",
-            "init_args": {"directory": "{outside}"},
-        },
-    ),
-    "CSVLogger": (
-        "logger",
-        {
-            "class_path": "lightning.pytorch.loggers.CSVLogger",
-            "init_args": {"save_dir": "{outside}"},
-        },
-    ),
-    "EnvStepCSV": (
-        "logger",
-        {
-            "class_path": "lightning_rl.training.callbacks.EnvStepCSV",
-            "init_args": {"path": "{outside}/target/evil.py"},
-        },
-    ),
+    "PeriodicCheckpoint": ("callbacks", OURS, {"directory": "{outside}/target"} | PERIODIC),
+    "LastCheckpoint": ("callbacks", OURS, {"directory": "{outside}"}),
+    "CSVLogger": ("logger", f"{LIGHTNING}.loggers", {"save_dir": "{outside}"}),
+    "EnvStepCSV": ("logger", OURS, {"path": "{outside}/target/evil.py"}),
     "SimpleProfiler": (
         "profiler",
-        {
-            "class_path": "lightning.pytorch.profilers.SimpleProfiler",
-            "init_args": {"dirpath": "{outside}", "filename": "made"},
-        },
+        f"{LIGHTNING}.profilers",
+        {"dirpath": "{outside}", "filename": "made"},
     ),
 }
+"""Section, package and arguments of classes that write files."""
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("own", [True, False], ids=["in its run", "alone"])
 def test_resuming_writes_inside_the_run_only(name, own, place, trained):
     run_dir, outside = place
-    key, value = OUTSIDE[name]
-    config = yaml.safe_load(SETTINGS)
-    filled = yaml.safe_load(yaml.safe_dump(value).replace("{outside}", str(outside)))
-    config["trainer"][key] = [filled] if key == "callbacks" else filled
-    config["output_dir"] = str(outside)
-    config["trainer"]["output_dir"] = str(outside)
+    key, package, init_args = OUTSIDE[name]
+    value = {"class_path": f"{package}.{name}", "init_args": init_args}
+    changes = {
+        f"trainer.{key}": [value] if key == "callbacks" else value,
+        "output_dir": "{outside}",
+        "trainer.output_dir": "{outside}",
+    }
+    config = settings(changes).replace("{outside}", str(outside))
     if not own:
         (run_dir / "config.yaml").unlink()  # as a file that somebody sent
     before, theirs = snapshot(outside), snapshot(run_dir)
@@ -374,23 +322,20 @@ def test_no_path_in_the_state_of_a_callback_is_acted_on(place, trained):
 
 def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
     run_dir, _ = place
-    config = yaml.safe_load(SETTINGS)
+    collector = {"class_path": "lightning_rl.DatasetCollector"}
     stop = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {}}
-    config["trainer"] |= {
-        "callbacks": [stop],
-        "profiler": "simple",
-        "num_nodes": 2,
-        "devices": 100_000,
-        "plugins": [{"class_path": "subprocess.Popen"}],
-        "strategy": "deepspeed",
-        "init_from": "elsewhere.ckpt",
-        "max_epochs": 40,
+    changes = {
+        "trainer.callbacks": [stop],
+        "trainer.profiler": "simple",
+        "trainer.num_nodes": 2,
+        "trainer.devices": 100_000,
+        "trainer.plugins": [{"class_path": "subprocess.Popen"}],
+        "trainer.strategy": "deepspeed",
+        "trainer.init_from": "elsewhere.ckpt",
+        "trainer.max_epochs": 40,
+        "data.collector": collector | {"init_args": {"path": "some\x1b[2J.pt"}},
     }
-    config["data"]["collector"] = {
-        "class_path": "lightning_rl.DatasetCollector",
-        "init_args": {"path": "some\x1b[2J.pt"},
-    }
-    attack(run_dir, trained, config, by_command("validate"))
+    attack(run_dir, trained, settings(changes), by_command("validate"))
     assert capsys.readouterr().err.splitlines()[:2] == [
         "Ignored settings of the checkpoint, because they concern files, machines or code: trainer.callbacks "
         "(EarlyStopping), trainer.devices (100000), trainer.num_nodes (2), trainer.plugins (Popen), "
@@ -403,10 +348,9 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
 
 def test_the_user_can_give_again_what_is_left_out(place, trained):
     run_dir, _ = place
-    config = yaml.safe_load(SETTINGS)
     logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "mine"]
     resume = by_command("fit", "--data.total_env_steps", "192", *logger)
-    assert attack(run_dir, trained, config, resume) is None
+    assert attack(run_dir, trained, SETTINGS, resume) is None
     assert list(Path("mine").rglob("metrics.csv"))
 
 
@@ -447,24 +391,18 @@ def test_aliases_that_stay_small_are_fine():
 
 def test_machines_that_are_not_there_are_not_waited_for(place, trained):
     run_dir, _ = place
-    config = yaml.safe_load(SETTINGS)
-    config["trainer"] |= {"num_nodes": 2, "devices": 1, "strategy": "ddp"}
-    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
+    elsewhere = {"trainer.num_nodes": 2, "trainer.devices": 1, "trainer.strategy": "ddp"}
+    torch.save(trained | {CONFIG_KEY: settings(elsewhere)}, last(run_dir))
     done = rl_cli("validate", "--ckpt_path", str(last(run_dir)))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("devices", [10_000, "10000", [0] * 4_000, ",".join("0" * 4_000)])
 def test_processes_are_as_many_as_this_machine_has_cores(devices):
-    config = yaml.safe_load(SETTINGS)
-    config["trainer"]["devices"] = devices
-    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    checked = checked_config(settings({"trainer.devices": devices}), Path("policy.ckpt"))
     assert set(checked.left_out) == {"trainer.devices"}
-    config["trainer"]["devices"] = 1
-    assert not checked_config(yaml.safe_dump(config), Path("policy.ckpt")).left_out
+    assert not checked_config(settings({"trainer.devices": 1}), Path("policy.ckpt")).left_out
 
-
-# --- the table ---
 
 INNER = {
     "lightning_rl.extensions.algorithms.recorded_frames.FrameAlgorithm",
@@ -570,7 +508,7 @@ def test_no_key_grants_anything_wherever_it_stands(value, place):
         at = at.setdefault(name, {})
     at[value] = {"AutoModel": "code.Model"} if value == "auto_map" else True
     with refused(names=(value, "policy.ckpt", "--trust_code true")):
-        checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+        checked_config(placed("backbone", backbone), Path("policy.ckpt"))
 
 
 def test_a_model_loads_no_code_from_a_hub():
@@ -581,13 +519,13 @@ def test_a_model_loads_no_code_from_a_hub():
             "init_args": {"config": config},
         }
         with refused(names=("attn_implementation", "owner/kernel", "--trust_code true")):
-            checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+            checked_config(placed("backbone", backbone), Path("policy.ckpt"))
     config["attn_implementation"] = "sdpa"
-    checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+    checked_config(placed("backbone", backbone), Path("policy.ckpt"))
 
 
 @pytest.mark.parametrize("name", ["my_vla.MyVLA", "my-vla.MyVLA", "lightning_rl.TinyVLA"])
 def test_no_checkpoint_names_the_class_of_a_model(name):
     policy = {"class_path": "lightning_rl.CustomVLA", "init_args": {"model_class": name}}
     with refused(names=("model_class", "model.init_args.policy", "--trust_code true")):
-        checked_config(yaml.safe_dump(placed("policy", policy)), Path("policy.ckpt"))
+        checked_config(placed("policy", policy), Path("policy.ckpt"))

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lightning_rl import PPO, load_vla_model
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.system.errors import ConfigurationError
+from tests.faults.test_locks import placed
 from tests.messages import assert_names, refused
 
-MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"
 MODEL = """
+from pathlib import Path
+Path(MARK).touch()
 from transformers import PretrainedConfig, PreTrainedModel
 class Config(PretrainedConfig):
     model_type = "of-others"
@@ -29,32 +30,15 @@ def directory(elsewhere):
     pytest.importorskip("transformers")
     directory = elsewhere / "downloaded"
     directory.mkdir()
-    (directory / "code.py").write_text(MARK.format(mark=str(Path("ran").absolute())) + MODEL)
+    (directory / "code.py").write_text(MODEL.replace("MARK", repr(str(Path("ran").absolute()))))
     auto_map = {"AutoConfig": "code.Config", "AutoModelForImageTextToText": "code.Model"}
     config = {"model_type": "of-others", "auto_map": auto_map}
     (directory / "config.json").write_text(json.dumps(config))
-    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    (directory / "preprocessor_config.json").write_text(json.dumps(pixels))
+    (directory / "preprocessor_config.json").write_text(json.dumps(MEANS))
     return directory
 
 
-CONFIG = """
-model:
-  class_path: lightning_rl.PPO
-  init_args:
-    policy: {class_path: lightning_rl.VLAPolicy, init_args: {backbone: {}}}
-    batch_size: 8
-data:
-  env:
-    class_path: lightning_rl.ActionChunk
-    init_args: {env: {class_path: lightning_rl.PushBlocks}, chunk_size: 4}
-  num_envs: 2
-  buffer_size: 4
-  total_env_steps: 64
-  num_eval_episodes: 1
-"""
-
-
+MEANS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SETS = (
     "The configuration in policy.ckpt sets {}: true at "
     "model.init_args.policy.init_args.backbone.init_args. A checkpoint is data: it cannot allow "
@@ -66,10 +50,8 @@ IN_PYTHON = SETS + (
 
 
 def forge(trained, **backbone):
-    config = yaml.safe_load(CONFIG)
     named = {"class_path": "lightning_rl.TransformersBackbone", "init_args": backbone}
-    config["model"]["init_args"]["policy"]["init_args"]["backbone"] = named
-    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    torch.save(trained | {CONFIG_KEY: placed("backbone", named)}, "policy.ckpt")
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "fit"])
@@ -93,8 +75,7 @@ def test_nor_does_it_run_or_is_downloaded_in_python(directory, trained):
     with pytest.raises(ConfigurationError) as refusal:
         PPO.load_from_checkpoint("policy.ckpt")
     assert str(refusal.value).endswith(IN_PYTHON.format("trust_code"))
-    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    forge(trained, path="someone/model", allow_download=True, **means)
+    forge(trained, path="someone/model", allow_download=True, **MEANS)
     with pytest.raises(ConfigurationError) as refusal:
         PPO.load_from_checkpoint("policy.ckpt")
     assert str(refusal.value).endswith(IN_PYTHON.format("allow_download"))
@@ -110,8 +91,7 @@ def test_whoever_trusts_it_in_python_allows_it(directory, trained):
 
 def test_nothing_is_downloaded(trained, elsewhere, capsys):
     pytest.importorskip("transformers")
-    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    forge(trained, path="someone/model", allow_download=True, **means)
+    forge(trained, path="someone/model", allow_download=True, **MEANS)
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
     assert SETS.format("allow_download") in capsys.readouterr().err

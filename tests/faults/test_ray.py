@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ from lightning_rl.cli import app
 from lightning_rl.extensions.remote import ray as by_ray
 from lightning_rl.extensions.remote import ray_cluster
 from tests.callbacks import callback
-from tests.commands import Command, free_port, rl_cli
+from tests.commands import Command, children_of, free_port, is_running, rl_cli, wait_until
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
@@ -32,12 +31,8 @@ from tests.messages import assert_names, refused
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 ENDED = ray_cluster.ENDED
 QUIET = (
-    "--model.compile",
-    "false",
-    "--trainer.enable_progress_bar",
-    "false",
-    "--data.num_eval_episodes",
-    "1",
+    *("--model.compile", "false", "--trainer.enable_progress_bar", "false"),
+    *("--data.num_eval_episodes", "1"),
 )
 
 
@@ -47,43 +42,17 @@ def no_variable_of_an_earlier_start(monkeypatch):
 
 
 def processes_of(parent):
-    """The processes that descend from one, with their command lines."""
-    found, waiting = {}, [parent]
-    children = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            name = (entry / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append((int(entry.name), name))
-    while waiting:
-        for pid, name in children.get(waiting.pop(), []):
-            found[pid] = name
-            waiting.append(pid)
-    return found
-
-
-def is_running(pid):
-    """Whether a process is there and has not ended: whoever it was left to may not have noticed that yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Return the processes that descend from one, with their command lines."""
+    processes = {}
+    for pid in children_of(parent):
+        with suppress(OSError):  # it has ended since
+            processes[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            processes |= processes_of(pid)
+    return processes
 
 
 def collectors_of(learner):
     return [pid for pid, name in processes_of(learner).items() if name.startswith("ray::RayActor")]
-
-
-def wait_for(condition, seconds=200, of=None):
-    """Wait for a condition, which the command `of` brings about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert of is None or of.poll() is None, of.stderr
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def rows(directory):
@@ -111,17 +80,17 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     budget = ("--data.total_env_steps", "10_000_000", "--data.collector.back_off_s", "0.1")
     saved = ("--data.iterations_per_epoch", "5")
     run = Command("fit", "--config", "ppo.yaml", *options, *budget, *saved, *QUIET)
-    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2, of=run)
+    wait_until(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2, of=run)
     first = collectors_of(run.pid)
     assert "token" not in run.stderr + run.stdout, "Ray's own advice"
     os.kill(first[0], signal.SIGKILL)
     before = rows(tmp_path)
-    wait_for(lambda: rows(tmp_path) >= before + 10, of=run)  # the other one goes on meanwhile
-    wait_for(lambda: len(collectors_of(run.pid)) == 2 and first[0] not in collectors_of(run.pid))
+    wait_until(lambda: rows(tmp_path) >= before + 10, of=run)  # the other one goes on meanwhile
+    wait_until(lambda: len(collectors_of(run.pid)) == 2 and first[0] not in collectors_of(run.pid))
     # Ray's two agents notice it after a minute; they hold no env.
     left = [pid for pid, name in processes_of(run.pid).items() if "Agent" not in name]
     os.kill(run.pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(is_running, left)), seconds=30)
+    wait_until(lambda: not any(map(is_running, left)), seconds=30)
     assert ENDED in run.stderr
     assert "A worker died" not in run.stdout, "Ray's own words for what our warning says"
     steps = load(last_of(tmp_path))["lightning_rl"]["env_steps"]
@@ -138,11 +107,11 @@ def test_a_closed_terminal_saves_a_run_with_ray_and_leaves_no_process(tmp_path, 
     monkeypatch.chdir(tmp_path)
     options = ("--data.collector", "RayCollector", "--data.total_env_steps", "10_000_000")
     run = Command("fit", "--config", "ppo.yaml", *options, *QUIET)
-    wait_for(lambda: rows(tmp_path) >= 2, of=run)
+    wait_until(lambda: rows(tmp_path) >= 2, of=run)
     children = processes_of(run.pid)
     os.killpg(run.pid, signal.SIGHUP)
     assert run.wait(60).returncode == 128 + signal.SIGHUP, run.stderr
-    wait_for(lambda: not any(map(is_running, children)), seconds=30)
+    wait_until(lambda: not any(map(is_running, children)), seconds=30)
     assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] > 0
 
 
@@ -232,12 +201,6 @@ def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path):
     assert counts["ray/lost_rollouts"] <= 20
 
 
-def cluster(address, **room):
-    return by_ray.RayCluster(
-        address, 1, **{"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}} | room
-    )
-
-
 @needs_ray
 @pytest.mark.parametrize(
     ("address", "says"),
@@ -248,8 +211,9 @@ def cluster(address, **room):
     ],
 )
 def test_an_address_where_no_cluster_is_is_refused_in_one_message(address, says):
+    cluster = by_ray.RayCluster(address, 1, num_cpus=1.0, num_gpus=0.0, resources={})
     with refused(names=says):
-        cluster(address).connect(None)
+        cluster.connect(None)
 
 
 def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
@@ -501,7 +465,7 @@ def test_a_head_that_is_killed_ends_the_run_with_one_message(
     budget = ("--data.total_env_steps", "10_000_000", "--data.iterations_per_epoch", "5")
     with node(home, "--head", f"--port={port}") as head:
         run = Command("fit", "--config", "ppo.yaml", *options, *budget, *QUIET)
-        wait_for(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")), of=run)
+        wait_until(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")), of=run)
         (pid,) = (pid for pid, name in processes_of(head.pid).items() if process in name)
         head.send_signal(signal.SIGSTOP)  # it would end all others with that one
         os.kill(pid, signal.SIGKILL)
@@ -512,15 +476,6 @@ def test_a_head_that_is_killed_ends_the_run_with_one_message(
     (line,) = [line for line in run.stderr.splitlines() if "Seed set" not in line]
     assert re.fullmatch(says, line), line
     assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] > 0
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
-ON_A_CLUSTER = [
-    command
-    for block in blocks(PAGE.name, PAGE.read_text())
-    for command in block.commands
-    if "node0:6379" in command or "ray start" in command or "ray get-auth-token" in command
-]
 
 
 @needs_ray
@@ -562,7 +517,13 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
         (checkpoint,) = tmp_path.glob(f"outputs/{kind}_*/checkpoints/last.ckpt")
         return load(checkpoint)["lightning_rl"]["env_steps"]
 
-    token, head, other, fit, collect, fit_there, fit_on = ON_A_CLUSTER
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    token, head, other, fit, collect, fit_there, fit_on = (
+        command
+        for block in blocks(page.name, page.read_text())
+        for command in block.commands
+        if "node0:6379" in command or "ray start" in command or "ray get-auth-token" in command
+    )
     try:
         for command in token, head, other:
             run(command)
@@ -571,11 +532,11 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
         joined = start(collect)
         assert "Joined" in joined.stdout.readline()
         learner = start(fit_there, killed)
-        wait_for(lambda: list(tmp_path.glob("outputs/sac_*/checkpoints/last.ckpt")))
+        wait_until(lambda: list(tmp_path.glob("outputs/sac_*/checkpoints/last.ckpt")))
         before = collectors_of(joined.pid)
         assert len(before) == 1, "the env is stepped on the machine that has joined"
         learner.kill()
-        wait_for(lambda: not any(map(is_running, before)), seconds=30)
+        wait_until(lambda: not any(map(is_running, before)), seconds=30)
         steps = steps_of("sac")
         run(fit_on, f"--data.total_env_steps {steps + 256}")
         assert steps_of("sac") == steps + 256
@@ -617,7 +578,7 @@ def test_a_robot_on_another_node_is_learnt_by_two_learners_one_after_the_other(
         machine = Command("collect", "--address", address, "--run", "robot")
         machine.wait_for("Joined")
         first = Command("fit", "--config", "sac.yaml", *robot, *saved)
-        wait_for(lambda: steps() >= 3000, seconds=600, of=first)
+        wait_until(lambda: steps() >= 3000, seconds=600, of=first)
         first.kill()
         second = Command("fit", "--ckpt_path", "last", *there, *saved[2:])
         assert second.wait(1200).returncode == 0, second.stderr

@@ -16,6 +16,7 @@ from lightning_rl.extensions.datasets.directory import part_of, replacing_folder
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
+from tests.commands import killed_around_call
 from tests.messages import refused
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
@@ -55,51 +56,33 @@ def check(path, count):
     for number, episode in enumerate(episodes):
         expected = [seen(number, t)["state"] for t in range(4)]
         np.testing.assert_array_equal(episode.observation["state"].numpy(), np.stack(expected))
-        found = episode.observation["eye"].float().mean((1, 2, 3)).numpy()
-        assert np.abs(found - [20 * number + t for t in range(4)]).max() < 4
+        brightness = episode.observation["eye"].float().mean((1, 2, 3)).numpy()
+        assert np.abs(brightness - [20 * number + t for t in range(4)]).max() < 4
         assert episode.reward.tolist() == [0, 1, 2]
         assert episode.success
 
 
 def killed(path, name, at):
-    """Record in a fork that kills itself around its n-th call of a function of `os`, or `shutil`.
+    """Record in a fork that kills itself around a call of a function of `os`, or `shutil`.
 
     Returns the episodes whose `end_episode` had returned, and whether it was killed.
     """
     reader, told = os.pipe()
-    process = os.fork()
-    if process == 0:
-        module = shutil if name == "copyfile" else os
-        original, calls = getattr(module, name), 0
 
-        def call(*arguments, **settings):
-            nonlocal calls
-            calls += 1
-            if calls == at // 2 and at % 2 == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return original(*arguments, **settings)
-            finally:  # it may raise: what is not there cannot be unlinked
-                if calls == at // 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def work(count_calls):
+        count_calls()
+        writer = EpisodeWriter(path, *SPACES, 10)
+        for episode in range(3):
+            record(writer, episode)
+            os.write(told, b".")
+            if episode == 1:
+                writer.finalise()
+        writer.finalise()
 
-        try:
-            setattr(module, name, call)
-            writer = EpisodeWriter(path, *SPACES, 10)
-            for episode in range(3):
-                record(writer, episode)
-                os.write(told, b".")
-                if episode == 1:
-                    writer.finalise()
-            writer.finalise()
-            os._exit(0)
-        finally:
-            os._exit(1)
+    dead = killed_around_call(work, shutil if name == "copyfile" else os, name, at)
     os.close(told)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert status in (0, -signal.SIGKILL)
     with os.fdopen(reader, "rb") as pipe:
-        return len(pipe.read()), status != 0
+        return len(pipe.read()), dead
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,6 @@ class StandIn:
         self.published = Counter()
         self.starts = []
 
-    def clock(self):
-        return self.now
-
     def _request(self, answer):
         fate = self.draw.random()
         at = self.now + self.draw.uniform(0.01, self.longest)
@@ -76,14 +73,8 @@ def remote(
     cluster, count, max_staleness, overflow="block", min_healthy=0, timeout_s=60.0, version=0
 ):
     rules = RemoteSettings(max_staleness, overflow, min_healthy, timeout_s, 1.0)
-    return RemoteCollectors(
-        cluster,
-        count,
-        lambda index, generation: 1000 * index + generation,
-        rules,
-        version,
-        cluster.clock,
-    )
+    seeds = lambda index, generation: 1000 * index + generation  # noqa: E731
+    return RemoteCollectors(cluster, count, seeds, rules, version, lambda: cluster.now)
 
 
 def under_way(collectors):
@@ -214,22 +205,20 @@ def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_s
     assert collectors.counts.lost == len(cluster.begun)
 
 
-class Refusing(StandIn):
-    """Of which, from some moment on, no collector can be made as it is configured."""
+def refuse(cluster, started, *arguments):
+    """Let the collector not be made as it is configured, unless the cluster has `accepts`."""
+    if not vars(cluster).get("accepts"):
+        error = ConfigurationError("no such env there")
+        cluster.due[started[1]] = cluster.now, Answer(None, error)
 
-    refuses = True
 
-    def start(self, index, seed, state):
-        handle, request = super().start(index, seed, state)
-        if self.refuses:
-            self.due[request] = self.now, Answer(None, ConfigurationError("no such env there"))
-        return handle, request
+REFUSING = after(StandIn, start=refuse)
 
 
 def test_what_keeps_a_collector_from_starting_ends_the_run_before_its_first_rollout_in_one_message(
     recwarn,
 ):
-    cluster = Refusing(random.Random(0))
+    cluster = REFUSING(random.Random(0))
     with refused(names="no such env there"):
         remote(cluster, 3, 3, min_healthy=0).take()
     assert not recwarn
@@ -238,11 +227,11 @@ def test_what_keeps_a_collector_from_starting_ends_the_run_before_its_first_roll
 
 
 def test_a_node_of_other_packages_that_joins_later_ends_no_run_that_is_under_way():
-    cluster = Refusing(random.Random(0), longest=1.0)
-    cluster.refuses = False
+    cluster = REFUSING(random.Random(0), longest=1.0)
+    cluster.accepts = True
     collectors = remote(cluster, 2, 2, min_healthy=1)
     collectors.take()
-    cluster.refuses = True
+    cluster.accepts = False
     collectors._fail(collectors.remotes[0], RuntimeError("killed"))
     for version in range(1, 6):
         collectors.publish(version)

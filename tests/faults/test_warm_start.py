@@ -9,7 +9,9 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
+from lightning_rl import GRPO, PPO, ActionChunk, ActorCritic, ActorOnly, PushBlocks, VLAPolicy
+from lightning_rl.algorithms.checks import warm_start_weights
+from lightning_rl.policies.description import describe, differences
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
 from tests.probes import ActionProbe
@@ -18,11 +20,9 @@ from tests.variants import variant
 SHORT = {"total_env_steps": 64}
 
 
-def continuous(n):
-    return ActionProbe(n, continuous=True)
+def wide(low=-1, high=1):
+    """Return what makes a probe of continuous actions within other bounds."""
 
-
-def wide(low, high):
     def make(n):
         env = ActionProbe(n, continuous=True)
         env.single_action_space = Box(low, high, (1,))
@@ -60,8 +60,6 @@ def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_p
 
 
 def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
-    from lightning_rl.algorithms.checks import warm_start_weights
-
     train(tmp_path / "a", data=SHORT, policy={"normalize_observation": True})
     config = "model: {init_args: {policy: {class_path: ActorCritic, init_args: {squash: false}}}}"
     content = load(last(tmp_path / "a")) | {"rl_config": config}
@@ -91,7 +89,7 @@ def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
 )
 def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp_path):
     with refused(names=words):
-        begin(tmp_path, policy(**first), policy(**then), continuous)
+        begin(tmp_path, policy(**first), policy(**then), wide())
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,9 @@ def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp
     ],
 )
 def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
-    train(tmp_path / "a", env=continuous, data=SHORT, policy=first)
+    train(tmp_path / "a", env=wide(), data=SHORT, policy=first)
     with refused(names=(*words, "--ckpt_path")):
-        train(tmp_path / "a", env=continuous, policy=then, ckpt_path=last(tmp_path / "a"))
+        train(tmp_path / "a", env=wide(), policy=then, ckpt_path=last(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
 )
 def test_other_settings_and_action_bounds_are_warned_of(first, then, other_env, words, tmp_path):
     with refused(UserWarning, names=words):
-        begin(tmp_path, policy(**first), policy(**then), continuous, other_env)
+        begin(tmp_path, policy(**first), policy(**then), wide(), other_env)
 
 
 def test_the_bounds_of_rescaled_actions_come_with_the_weights(tmp_path):
@@ -139,9 +137,6 @@ def test_the_bounds_of_rescaled_actions_come_with_the_weights(tmp_path):
 
 
 def test_a_temperature_is_warned_of():
-    from lightning_rl import ActionChunk, PushBlocks
-    from lightning_rl.policies.description import describe, differences
-
     env = ActionChunk(1, lambda n: PushBlocks(n), chunk_size=2)
     spaces = (env.single_observation_space, env.single_action_space)
     one = describe(VLAPolicy(*spaces, temperature=1.0, value_lr_scale=2.0, micro_batch_size=4))
@@ -208,14 +203,10 @@ class Named(ActorOnly):
             self.v_net = nn.Linear(4, 1)
 
 
-UNDECLARED = variant(Named, "Undeclared", critic_modules=("critic", "value_head"))
-"""Leaves the default."""
-
-
-@pytest.mark.parametrize("cls", [Named, UNDECLARED])
+@pytest.mark.parametrize(
+    "cls", [Named, variant(Named, "Undeclared", critic_modules=ActorOnly.critic_modules)]
+)
 def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
-    from lightning_rl.algorithms.checks import warm_start_weights
-
     spaces = (Box(-1.0, 1.0, (4,)), make_data().action_space)
     with_critic, without = cls(*spaces), cls(*spaces, critic=False)
     content = {

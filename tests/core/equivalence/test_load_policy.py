@@ -28,6 +28,7 @@ from lightning_rl import (
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import Margin
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, fit_in, last, make_data, train
 from tests.messages import assert_names, refused
@@ -98,29 +99,25 @@ def runs(tmp_path_factory):
 
 
 def validated(run_dir, data, module):
-    """What `validate` observes and executes: of each step, what the env was given."""
-    seen = []
-    env = data.eval_env
-    inner = getattr(env, "env", env)
-    step = inner._env.step
+    """Return what `validate` observes in each step, and what the env executes."""
+    observed, executed = [], []
+    env = getattr(data.eval_env, "env", data.eval_env)._env
+    step, advance = env.step, FirstEpisodes.act
 
-    def stepping(actions):
-        seen.append(np.array(actions))
+    def note_action(actions):
+        executed.append(np.array(actions))
         return step(actions)
 
-    observed = []
-    advance = FirstEpisodes.act
-
-    def acting(self, t):
+    def note_observation(self, t):
         observed.append(self.observation.clone())
         advance(self, t)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inner._env, "step", stepping)
-        patch.setattr(FirstEpisodes, "act", acting)
+        patch.setattr(env, "step", note_action)
+        patch.setattr(FirstEpisodes, "act", note_observation)
         trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
         trainer.validate(module, data, ckpt_path=last(run_dir))
-    return observed, seen
+    return observed, executed
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "bfloat16"])
@@ -186,9 +183,6 @@ def test_by_each_of_its_names(runs, tmp_path, monkeypatch):
     )
 
 
-# --- what an env gives, and takes ---
-
-
 def of(observation_space, action_space, cls=ActorCritic, **settings):
     torch.manual_seed(0)
     return TrainedPolicy(cls(observation_space, action_space, **settings))
@@ -221,10 +215,8 @@ def test_choices_count_as_the_env_does():
 
 
 STRUCTURE = spaces.Dict(
-    {
-        "arm": spaces.Box(-0.5, 0.5, (2, 2), np.float32),
-        "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
-    }
+    arm=spaces.Box(-0.5, 0.5, (2, 2), np.float32),
+    rest=spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
 )
 
 
@@ -279,9 +271,6 @@ def test_an_observation_that_is_none_is_refused():
         policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
 
 
-# --- what is remembered ---
-
-
 def test_it_remembers_until_it_is_told_of_another_episode():
     policy = of(NUMBERS, BOX, memory=partial(GRU, size=8))
     policy.reset(rows=[True, True])
@@ -323,15 +312,8 @@ def test_a_wrapper_acts_as_what_is_inside():
     assert list(policy.observation_space) == ["action_mask", "joints"]
 
 
-# --- whose code is run ---
-
-
 class Mine(ActorCritic):
     """A policy of one's own."""
-
-
-class MyPPO(PPO):
-    """An algorithm of one's own: a policy of this package acts without it."""
 
 
 def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
@@ -355,14 +337,13 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
 
 
 def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
-    path = trained_by(tmp_path, algorithm=MyPPO)
+    path = trained_by(tmp_path, algorithm=Margin)
     before = torch.get_rng_state()
     assert load_policy(path).act(np.zeros(4)) in (0, 1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
-
     path = trained_by(tmp_path, variant(ActorCritic, "Local"))
     with refused(names=(path, "Local", "load_policy(path, policy=...)")):
         load_policy(path)

@@ -12,8 +12,6 @@ from lightning_rl.system.machine import PLAIN, MachineSettings, settings
 from lightning_rl.training.callbacks import graceful_stop
 from tests.helpers import assert_same_run, train
 
-SHORT = {"total_env_steps": 4 * 16 * 3}
-
 
 def computing(run_dir):
     return json.loads((run_dir / "run.json").read_text())["computing"]
@@ -21,7 +19,7 @@ def computing(run_dir):
 
 def run(run_dir, **switches):
     trainer = {"machine": MachineSettings(**switches)}
-    return train(run_dir, data=SHORT, trainer=trainer)[0]
+    return train(run_dir, data={"total_env_steps": 4 * 16 * 3}, trainer=trainer)[0]
 
 
 def test_without_memory_that_is_kept_a_run_is_the_same(tmp_path):

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 import torch
 
+from lightning_rl.cli.app import run
 from tests.helpers import assert_same, assert_same_run, last, load
 from tests.messages import assert_names
 
@@ -181,6 +182,7 @@ ON_POLICY_CONFIG = """
       num_eval_episodes: 2
       max_eval_episode_steps: 32
 """
+
 ENCODER = '''
     """An encoder with a parameter and running statistics of its own."""
 
@@ -205,27 +207,10 @@ ENCODER = '''
             return torch.cat([angles.sin(), angles.cos()], -1)
 '''
 
-ENCODER_CONFIG = """
-    seed_everything: 1
-    model:
-      class_path: PPO
-      init_args:
-        policy:
-          class_path: ActorCritic
-          init_args:
-            hidden_sizes: [16]
-            encoder: {class_path: MODULE.Waves, init_args: {frequencies: 3}}
-        n_epochs: 1
-        batch_size: 32
-    data:
-      env: {class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}
-      num_envs: 2
-      buffer_size: 32
-      total_env_steps: 512
-      iterations_per_epoch: 2
-      num_eval_episodes: 2
-      max_eval_episode_steps: 32
-"""
+ENCODER_CONFIG = ON_POLICY_CONFIG.replace("MODULE.ToyReinforce", "PPO").replace(
+    "normalize_observation: true",
+    "encoder: {class_path: MODULE.Waves, init_args: {frequencies: 3}}",
+)
 KINDS = {
     "off": (OFF_POLICY, OFF_POLICY_CONFIG),
     "on": (ON_POLICY, ON_POLICY_CONFIG),
@@ -234,26 +219,22 @@ KINDS = {
 
 
 @pytest.fixture
-def written(tmp_path, monkeypatch):
+def written(tmp_path, own_directory, monkeypatch):
     """Write the two files of an algorithm; return the name of its YAML."""
+    monkeypatch.syspath_prepend(tmp_path)
 
     def write(kind):
-        name = f"own_{kind}_policy"  # one for each: a module that was imported stays
+        name = f"own_{kind}_policy"
         code, config = (textwrap.dedent(text) for text in KINDS[kind])
         (tmp_path / f"{name}.py").write_text(code)
         (tmp_path / f"{name}.yaml").write_text(config.replace("MODULE", name))
+        monkeypatch.delitem(sys.modules, name, raising=False)  # that of another test
         return f"{name}.yaml"
 
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    yield write
-    for kind in KINDS:
-        sys.modules.pop(f"own_{kind}_policy", None)
+    return write
 
 
 def fit(*arguments):
-    from lightning_rl.cli.app import run
-
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     run(["fit", *arguments, *options])
 

@@ -1,15 +1,15 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
 import signal
+from itertools import count
 
 import gymnasium
 import pytest
-from gymnasium.spaces import Box
 
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import at_iteration, fail, signal_at
-from tests.envs import ScriptedEnv
+from tests.envs import ScriptedEnv, zeros
 from tests.helpers import assert_same_run, last, load, scalars, train
 from tests.messages import refused
 from tests.probes import ActionProbe, ValueProbe
@@ -73,9 +73,7 @@ def test_resume_is_exact_for_mujoco(tmp_path):
         "model": {"normalize_reward": True, "clip_value_loss": True},
         "data": TWO_ENVS,
     }
-    train(tmp_path / "whole", **kwargs)
-    stop_and_resume(tmp_path / "stopped", 3, **kwargs)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_resumes(tmp_path, 3, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -162,21 +160,12 @@ def test_resuming_a_finished_run_trains_nothing(tmp_path):
     assert module.env_steps == before["lightning_rl"]["env_steps"]
 
 
+LIVES = count()
+
+
 def amnesiac():
     """An env whose episodes depend on more than their seed and actions."""
-
-    def observe(env):
-        return env.observation_space.low + STEPS[0] % 20
-
-    return ScriptedEnv(
-        Box(-10, 10, (1,)),
-        observe=observe,
-        act=lambda env: STEPS.__setitem__(0, STEPS[0] + 1),
-        truncated=lambda env: STEPS[0] % 7 == 0,
-    )
-
-
-STEPS = [0]
+    return ScriptedEnv(observe=lambda env: zeros(env) + next(LIVES) % 20, length=7)
 
 
 def test_an_env_that_cannot_be_restored_restarts_with_a_warning(tmp_path):

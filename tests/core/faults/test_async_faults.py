@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from functools import partial
+from traceback import walk_tb
 
 import gymnasium
 import numpy as np
@@ -17,7 +18,8 @@ from lightning_rl.buffers import WriterError
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.callbacks import callback, fail
-from tests.commands import ROOT, Command
+from tests.commands import ROOT, Command, wait_until
+from tests.envs import ScriptedEnv, zeros
 from tests.helpers import last, load, train
 from tests.messages import assert_names, refused
 
@@ -36,62 +38,49 @@ def nothing_left_behind(request):
     END.set()
     if "command" not in request.node.name:  # most of that is its start
         assert time.monotonic() - start < LIMIT
-    left = [t for t in threading.enumerate() if t not in before and t.name == "collector"]
-    for thread in left:  # one that an env held up ends when the env does, a moment later
-        thread.join(max(0.0, start + LIMIT - time.monotonic()))
-    assert not any(thread.is_alive() for thread in left), "a thread was left behind"
+
+    def collectors():
+        return [t for t in set(threading.enumerate()) - before if t.name == "collector"]
+
+    wait_until(lambda: not collectors(), LIMIT)  # one that an env held up ends when the env does
     assert not multiprocessing.active_children(), "a process was left behind"
 
 
-class Faulty(gymnasium.Env):
-    """An env that does something wrong at its 20th step."""
+def make_faulty(fault, at=20):
+    """Make an env that does something wrong from its 20th step on."""
 
-    observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+    def act(env):
+        if env.steps < at:
+            return
+        if fault == "raise":
+            raise FloatingPointError("the motor is on fire")
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            END.wait(100)
+        if fault == "slow":
+            time.sleep(0.03)
 
-    def __init__(self, fault, at=20):
-        self.fault, self.at, self.steps = fault, at, 0
+    def observe(env):
+        return zeros(env) + (np.nan if fault == "nan" and env.age and env.steps >= at else 0)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        observation = np.zeros(1, np.float32)
-        if self.steps >= self.at:
-            if self.fault == "raise":
-                raise FloatingPointError("the motor is on fire")
-            if self.fault == "nan":
-                observation += np.nan
-            if self.fault == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "hang":
-                END.wait(100)
-            if self.fault == "slow":
-                time.sleep(0.03)
-        return observation, 1.0, False, self.steps % 5 == 0, {}
+    space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
+    return ScriptedEnv(space, observe=observe, act=act, reward=1.0, length=5)
 
 
-@pytest.fixture(autouse=True)
-def registered():
-    gymnasium.register("FaultyInBackground-v0", Faulty)
-    yield
-    del gymnasium.registry["FaultyInBackground-v0"]
+gymnasium.register("FaultyInBackground-v0", make_faulty)
 
 
-def run(run_dir, fault, vectorization="sync", timeout_s=30.0, at=20, data=None, **kwargs):
+def run(
+    run_dir, fault, vectorization="sync", timeout_s=30.0, at=20, data=None, callbacks=(), **kwargs
+):
     """Train; the evaluation gets the env, too, but plays none of its episodes."""
-    env = partial(
-        GymnasiumEnv,
-        id="FaultyInBackground-v0",
-        env_kwargs={"fault": fault, "at": at},
-        vectorization=vectorization,
-    )
+    made = partial(GymnasiumEnv, id="FaultyInBackground-v0", vectorization=vectorization)
+    env = partial(made, env_kwargs={"fault": fault, "at": at})
     collector = partial(AsyncCollector, timeout_s=timeout_s)
-    settings = {"limit_val_batches": 0} | kwargs.pop("trainer", {})
     data = {"num_envs": 2, "collector": collector, **(data or {})}
-    return train(run_dir, env=env, data=data, trainer=settings, **kwargs)
+    trainer = {"limit_val_batches": 0, "callbacks": [*callbacks]}
+    return train(run_dir, env=env, data=data, trainer=trainer, **kwargs)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -105,12 +94,8 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback(vectorization, t
         assert note.startswith("In the process of env 0:\nTraceback")
         assert 'raise FloatingPointError("the motor is on fire")' in note
     else:
-        frames = []
-        traceback = cause.__traceback__
-        while traceback is not None:
-            frames.append(traceback.tb_frame.f_code.co_qualname)
-            traceback = traceback.tb_next
-        assert frames[-1] == "Faulty.step"
+        *_, (frame, _) = walk_tb(cause.__traceback__)
+        assert frame.f_code.co_qualname == "make_faulty.<locals>.act"
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -136,12 +121,12 @@ def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
     callbacks = [callback(on_train_batch_end=kill)] if killer == "another" else []
     fault = "die" if killer == "itself" else "none"
     with refused(WriterError, names=("WorkerDied", "2 envs", "-9")) as caught:
-        run(tmp_path, fault, "async", trainer={"callbacks": callbacks})
+        run(tmp_path, fault, "async", callbacks=callbacks)
     assert isinstance(caught.value.__cause__, WorkerDied)
 
 
 def test_an_exception_whose_constructor_wants_more_is_reported_too():
-    env = WorkerVectorEnv([partial(Faulty, "none")] * 2)
+    env = WorkerVectorEnv([partial(make_faulty, "none")] * 2)
     env.error_queue.put((1, UnicodeDecodeError, "odd", "Traceback of it"))
     with pytest.raises(RuntimeError, match="UnicodeDecodeError: odd") as caught:
         env._raise_if_errors([True, False])
@@ -153,7 +138,7 @@ def test_an_error_of_the_learner_ends_the_thread(tmp_path):
 
     fails = callback(on_train_batch_end=fail(KeyError("of the learner")))
     with pytest.raises(KeyError, match="of the learner"):
-        run(tmp_path, "slow", "async", at=1, trainer={"callbacks": [fails]})
+        run(tmp_path, "slow", "async", at=1, callbacks=[fails])
 
 
 def test_a_slow_producer_is_waited_for(tmp_path):
@@ -169,9 +154,7 @@ def test_a_slow_consumer_loses_nothing(tmp_path):
         time.sleep(0.2)
         dropped.append(trainer.datamodule.collector.metrics()["async/dropped_steps"])
 
-    _, _, trainer = run(
-        tmp_path, "none", trainer={"callbacks": [callback(on_train_batch_end=wait)]}
-    )
+    _, _, trainer = run(tmp_path, "none", callbacks=[callback(on_train_batch_end=wait)])
     assert trainer.global_step == len(dropped) == 12
     assert set(dropped) == {0.0}
 
@@ -191,9 +174,7 @@ def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
         os.kill(os.getpid(), number)
 
     sends = callback(on_train_start=lambda *_: threading.Thread(target=send).start())
-    _, _, trainer = run(
-        tmp_path, "slow", vectorization, at=1, data=data, trainer={"callbacks": [sends]}
-    )
+    _, _, trainer = run(tmp_path, "slow", vectorization, at=1, data=data, callbacks=[sends])
     assert time.monotonic() - sent[0] < 20  # 0.1 s where the machine has nothing else to do
     assert trainer.stop_signal == number
     assert load(last(tmp_path))["global_step"] == 0
@@ -209,18 +190,15 @@ def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
             tmp_path,
             "slow",
             "async",
-            trainer={"callbacks": [callback(on_train_batch_start=interrupt_twice)]},
+            callbacks=[callback(on_train_batch_start=interrupt_twice)],
         )
-
-
-# --- as a user sees it ---
 
 
 def configured(directory, **env):
     """Write a config of the faulty env, and a module that registers it; run the command here."""
     (directory / "faulty.py").write_text(
-        "import gymnasium\nfrom tests.core.faults.test_async_faults import Faulty\n"
-        "gymnasium.register('FaultyToo-v0', Faulty)\n"
+        "import gymnasium\nfrom tests.core.faults.test_async_faults import make_faulty\n"
+        "gymnasium.register('FaultyToo-v0', make_faulty)\n"
     )
     config = yaml.safe_load(shipped_configs()["ppo_async.yaml"].read_text())
     config["data"]["env"]["init_args"] = {"id": "faulty:FaultyToo-v0", **env}
@@ -252,9 +230,7 @@ def test_what_a_terminal_sends_to_all_saves_and_leaves_no_process(number, tmp_pa
     options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
     process = configured(tmp_path, **options)
     process.wait_for("Run directory")
-    while not list(tmp_path.glob("outputs/*/run.json")):  # until it trains
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: list(tmp_path.glob("outputs/*/run.json")), of=process)  # it trains
     time.sleep(1.0)  # in the middle of the first rollout
     children = process.children()
     os.killpg(process.pid, number)

@@ -16,7 +16,17 @@ from lightning_rl.system import files
 from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.files import write_atomically
 from tests.callbacks import callback
-from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+from tests.helpers import (
+    assert_same,
+    error_of,
+    last,
+    load,
+    make_data,
+    make_ppo,
+    newest,
+    scalars,
+    train,
+)
 from tests.messages import assert_names, refused
 
 SMALL = [
@@ -26,7 +36,7 @@ SMALL = [
 
 
 def names(run_dir):
-    return sorted(path.name for path in (Path(run_dir) / "checkpoints").iterdir())
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -61,8 +71,7 @@ def test_a_resumed_run_keeps_the_best_until_there_is_a_better_one(moved, tmp_pat
     saved = load(last(run_dir))
     (state,) = (s for key, s in saved["callbacks"].items() if key.startswith("BestCheckpoint"))
     state["best_model_score"] = torch.tensor(-1.0)  # no evaluation is below it
-    key = "kth_value"
-    state[key] = torch.tensor(-1.0)
+    state["kth_value"] = torch.tensor(-1.0)
     state["best_k_models"] = dict.fromkeys(state["best_k_models"], torch.tensor(-1.0))
     torch.save(saved, last(run_dir))
     before = (run_dir / "checkpoints" / "best.ckpt").read_bytes()
@@ -101,30 +110,18 @@ def test_resume_is_exact_from_a_periodic_checkpoint(iteration, tmp_path):
 
 
 @pytest.fixture
-def short_run(tmp_path, monkeypatch, finished_run):
-    """Return the directory of a run of one iteration, below the directory that the test stands in."""
-    monkeypatch.chdir(tmp_path)
+def short_run(own_directory, finished_run):
+    """Return the directory of a run of one iteration, below ./outputs."""
     return finished_run("--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64")
 
 
-def cli_run(tmp_path, monkeypatch, *more, steps=256):
-    monkeypatch.chdir(tmp_path)
+def cli_run(*more, steps=64):
     run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", str(steps), *more])
-    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return newest()
 
 
-def failure(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(list(arguments))
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 1
-    assert error.count("\n") == 0
-    return error
-
-
-def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monkeypatch, capsys):
-    run_dir = cli_run(tmp_path, monkeypatch, "--trainer.checkpoint_weights_only", "true")
+def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(own_directory, capsys):
+    run_dir = cli_run("--trainer.checkpoint_weights_only", "true", steps=256)
     best = run_dir / "checkpoints" / "best.ckpt"
     content = load(best)
     assert set(content) == {
@@ -137,17 +134,14 @@ def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monk
     run(["validate", "--ckpt_path", str(best)])
     run(["test", "--ckpt_path", "best"])
     config = (run_dir / "config.yaml").read_text()
-    error = failure(capsys, "fit", "--ckpt_path", str(best), "--data.num_eval_episodes", "3")
+    error = error_of(
+        capsys, "fit", "--ckpt_path", str(best), "--data.num_eval_episodes", "3", alone=True
+    )
     assert_names(error, "weights")
     assert "--trainer.init_from" in error
     assert (run_dir / "config.yaml").read_text() == config  # a refusal changes nothing
-    warm = cli_run(
-        tmp_path,
-        monkeypatch,
-        *("--exp_name", "warm", "--model.learning_rate", "1e-9"),
-        *("--trainer.init_from", str(best)),
-        steps=64,
-    )
+    start = ("--trainer.init_from", str(best), "--model.learning_rate", "1e-9")
+    warm = cli_run("--exp_name", "warm", *start)
     ended = load(last(warm))
     assert ended["lightning_rl"]["env_steps"] == 64
     assert ended["state_dict"]["policy.version"] == 1
@@ -197,7 +191,7 @@ def test_a_checkpoint_of_another_schema_is_refused(schema, tmp_path, short_run, 
     content["lightning_rl"] |= {"schema": schema, "version": "9.8.7"}
     torch.save(content, last(run_dir))
     for command in ("validate", "fit"):
-        error = failure(capsys, command, "--ckpt_path", str(last(run_dir)))
+        error = error_of(capsys, command, "--ckpt_path", str(last(run_dir)), alone=True)
         assert_names(error, f"schema {schema}", "lightning_rl 9.8.7", f"schema {SCHEMA}")
         assert f"reads schema {SCHEMA}" in error
         assert ("Upgrade lightning_rl." in error) == (schema == SCHEMA + 1)
@@ -211,21 +205,21 @@ class Malicious:
 
 
 def damage(path, how):
-    content = path.read_bytes()
-    if how == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "garbage":
-        path.write_bytes(os.urandom(1000))
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "one byte":
-        weights = load(path)["state_dict"]["policy.actor.2.weight"].numpy().tobytes()
-        at = content.index(weights) + 10
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    elif how == "pickle":
-        torch.save(load(path) | {"callbacks": Malicious()}, path)
+    content, checkpoint = path.read_bytes(), load(path)
+    if how == "pickle":
+        torch.save(checkpoint | {"callbacks": Malicious()}, path)
+    elif how == "old pickle":
+        torch.save(checkpoint | {"x": Malicious()}, path, _use_new_zipfile_serialization=False)
     else:
-        torch.save(load(path) | {"x": Malicious()}, path, _use_new_zipfile_serialization=False)
+        weights = checkpoint["state_dict"]["policy.actor.2.weight"].numpy().tobytes()
+        flipped = weights[:10] + bytes([weights[10] ^ 1]) + weights[11:]
+        damaged = {
+            "truncated": content[: len(content) // 2],
+            "garbage": os.urandom(1000),
+            "empty": b"",
+            "one byte": content.replace(weights, flipped),
+        }
+        path.write_bytes(damaged[how])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +242,7 @@ def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, short_run, c
         ["fit", "--config", "ppo.yaml", *SMALL, "--ckpt_path", str(last(run_dir))],
     ]
     for arguments in commands:
-        error = failure(capsys, *arguments)
+        error = error_of(capsys, *arguments, alone=True)
         assert message in error
         assert_names(error, "last.ckpt", message)
     assert not Path("pwned").exists()
@@ -260,20 +254,16 @@ def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, short_run, c
     run(["validate", "--ckpt_path", "best"])  # what else was saved is whole
 
 
-def paths_of(checkpoint):
-    """Yield the keys of a checkpoint, two levels deep."""
-    for key, value in checkpoint.items():
-        yield (key,)
-        if isinstance(value, dict):
-            yield from ((key, child) for child in value)
-
-
 @pytest.mark.parametrize("kind", ["last.ckpt", "iteration_000004.ckpt"])
 def test_a_checkpoint_that_lacks_a_key_is_one_message(kind, tmp_path):
     settings = {"checkpoint_every_n_iterations": 4, "checkpoint_weights_only": True}
     train(tmp_path, trainer=settings)
     path, lacking = tmp_path / "checkpoints" / kind, tmp_path / "lacking.ckpt"
-    paths = list(paths_of(load(path)))
+    content = load(path)
+    paths = [(key,) for key in content]
+    paths += [
+        (key, child) for key in content if isinstance(content[key], dict) for child in content[key]
+    ]
     assert len(paths) >= 20
     for keys in paths:
         checkpoint = load(path)
@@ -296,7 +286,7 @@ def test_the_command_line_says_so(subcommand, key, short_run, capsys):
     checkpoint = load(path)
     del checkpoint[key]
     torch.save(checkpoint, path)
-    assert_names(failure(capsys, subcommand, "--ckpt_path", str(path)), f"'{key}'")
+    assert_names(error_of(capsys, subcommand, "--ckpt_path", str(path), alone=True), f"'{key}'")
 
 
 @pytest.mark.parametrize(
@@ -310,12 +300,8 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     assert content.count(text) == 1
     path.write_bytes(content.replace(text, flipped))
     for subcommand in ("fit", "validate"):
-        assert_names(
-            failure(capsys, subcommand, "--ckpt_path", str(path)),
-            "rl-cli: error:",
-            path,
-            "iteration_*.ckpt",
-        )
+        error = error_of(capsys, subcommand, "--ckpt_path", str(path), alone=True)
+        assert_names(error, "rl-cli: error:", path, "iteration_*.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +319,7 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     path = last(short_run)
     config = path.parents[1] / "config.yaml"
     config.write_bytes(content)
-    error = failure(capsys, "fit", "--ckpt_path", str(path))
+    error = error_of(capsys, "fit", "--ckpt_path", str(path), alone=True)
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
     assert_names(error, "rl-cli", "copy")
     elsewhere = tmp_path / "copy.ckpt"
@@ -341,8 +327,8 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     run(["fit", "--ckpt_path", str(elsewhere), "--data.total_env_steps", "128"])
 
 
-def test_a_run_without_evaluations_is_evaluated_on_request(tmp_path, monkeypatch, capsys):
-    path = last(cli_run(tmp_path, monkeypatch, "--trainer.limit_val_batches", "0", steps=64))
+def test_a_run_without_evaluations_is_evaluated_on_request(own_directory, capsys):
+    path = last(cli_run("--trainer.limit_val_batches", "0"))
     capsys.readouterr()
     run(["validate", "--ckpt_path", str(path)])
     assert_names(capsys.readouterr().out, "return")
@@ -370,10 +356,9 @@ def test_another_env_is_refused(short_run, capsys):
     run_dir = short_run
     other = ["--ckpt_path", str(last(run_dir)), "--data.env.id", "Acrobot-v1"]
     for command in ("validate", "fit"):
-        assert_names(failure(capsys, command, *other), "policy.actor.0.weight", "--ckpt_path")
-
-
-# --- files ---
+        assert_names(
+            error_of(capsys, command, *other, alone=True), "policy.actor.0.weight", "--ckpt_path"
+        )
 
 
 def test_unfinished_files_of_a_killed_run_go_at_the_next_start(tmp_path):
@@ -421,9 +406,10 @@ def test_the_rename_reaches_the_disk_too(tmp_path, monkeypatch):
     assert calls == [False, True]
 
 
-def test_a_run_is_not_named_out_of_its_directory(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    error = failure(capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x")
+def test_a_run_is_not_named_out_of_its_directory(own_directory, capsys):
+    error = error_of(
+        capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x", alone=True
+    )
     assert_names(error, "exp_name", "'../../x'")
 
 

@@ -1,6 +1,5 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
-import contextlib
 import errno
 import json
 import multiprocessing
@@ -12,7 +11,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,57 +31,36 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration, callback, send
-from tests.commands import Command, rl_cli, serving
-from tests.envs import ScriptedVector
-from tests.helpers import assert_same_run, last, load, train
+from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
+from tests.envs import ScriptedEnv, ScriptedVector, zeros
+from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
+from tests.variants import variant
 
-ROOT = Path(__file__).parents[3]
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
     *("--data.iterations_per_epoch", "2", "--data.num_eval_episodes", "1"),
 ]
+COMMAND = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
 
 
-def workers():
-    """Return the processes that have one of ours as their parent, but the one that forks commands."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
-            found |= set((task / "children").read_text().split())
-    return found - set(map(str, serving()))
-
-
-def nothing_new(processes, threads):
-    """Whether there is no other process or thread; those of a test before this one may end."""
-    return workers() <= processes and set(threading.enumerate()) <= threads
-
-
-def unfinished(directory):
-    return list(Path(directory).rglob(".tmp-*"))
+def alive():
+    """Return the threads of this process and its children, but for the one that forks commands."""
+    return (children_of("self") - serving()) | set(threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(tmp_path, monkeypatch):
+def nothing_stays(tmp_path, monkeypatch, own_directory):
     """No process, no thread, no temporary file, here or where the system keeps them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    before = workers(), set(threading.enumerate())
+    before = alive()
     yield
-    patience = time.monotonic() + 30
-    while not nothing_new(*before) and time.monotonic() < patience:
-        time.sleep(0.02)
-    assert workers() <= before[0]
-    assert set(threading.enumerate()) <= before[1]
-    assert not unfinished(tmp_path)
+    wait_until(lambda: alive() <= before, 30)
+    assert not list(tmp_path.rglob(".tmp-*"))
     assert not list((tmp_path / "tmp").iterdir())
-
-
-# --- envs ---
 
 
 class UnmakableError(Exception):
@@ -96,56 +73,54 @@ class UnmakableError(Exception):
 RAISED = {"unpicklable": RuntimeError, "unmakable": UnmakableError}
 
 
-class Faulty(gymnasium.Env):
-    """Goes wrong in a given way, at the 20th step of each env or at the first."""
+NOTHING = np.zeros(3, np.float32)
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, how):
-        self.how, self.steps = how, 0
-        if multiprocessing.parent_process() is not None:
-            if how == "killed when made":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if how == "raises when made":
-                raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
-        if how == "late fractions":
-            self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
+def late(value, before):
+    """Return a function of an env: another value from its 21st step on."""
+    return lambda env: value if env.steps > 20 else before
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        shape = 2 if self.how == "reset shape" else 3
-        return np.zeros(shape, self.observation_space.dtype), {}
 
-    def step(self, action):
-        self.steps += 1
-        late = self.steps > 20
-        observation, reward = np.zeros(3, np.float32), 0.0
-        if self.how == "raises" and late:
+def at_the_second_end(env):
+    """Observe one number in the step in which the time limit ends the second episode or a later one."""
+    return NOTHING[: 1 if env.steps > 20 and env.age == 10 else 3]
+
+
+ANSWERS = {
+    "nan observation": {"observe": late(np.float32([0, np.nan, 0]), NOTHING)},
+    "nan reward": {"reward": late(float("nan"), 0.0)},
+    "inf reward": {"reward": late(float("-inf"), 0.0)},
+    "reset shape": {"observe": lambda env: NOTHING[: 3 if env.age else 2]},
+    "broadcastable shape": {"observe": lambda env: NOTHING[: 1 if env.age else 3]},
+    "reward shape": {"reward": np.zeros(2)},
+    "late shape": {"observe": late(NOTHING[:2], NOTHING)},
+    "late broadcastable shape": {"observe": late(NOTHING[:1], NOTHING)},
+    "broadcastable end": {"observe": at_the_second_end},
+    "late fractions": {
+        "observation_space": gymnasium.spaces.Box(0, 255, (3,), np.uint8),
+        "observe": late(NOTHING + np.float32(0.5), NOTHING.astype(np.uint8)),
+    },
+}
+FOUR_RESULTS = variant(ScriptedEnv, step=lambda env, action: (NOTHING, 0.0, False, {}))
+
+
+def make_faulty(how):
+    """Make an env that goes wrong in a given way; in a worker, perhaps while it is made."""
+    if multiprocessing.parent_process() is not None:
+        if how == "killed when made":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises when made":
+            raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
+
+    def act(env):
+        if env.steps > 20 and how == "raises":
             raise ZeroDivisionError("the motor is on fire")
-        if self.how in RAISED and late:
-            raise RAISED[self.how]("the motor", lambda: "is on fire")
-        if self.how == "nan observation" and late:
-            observation[1] = np.nan
-        if self.how == "nan reward" and late:
-            reward = float("nan")
-        if self.how == "inf reward" and late:
-            reward = float("-inf")
-        if self.how == "broadcastable shape":
-            observation = observation[:1]
-        if self.how == "reward shape":
-            reward = np.zeros(2)
-        if self.how == "late shape" and late:
-            observation = np.zeros(2, np.float32)
-        if self.how == "late broadcastable shape" and late:
-            observation = observation[:1]
-        if self.how == "broadcastable end" and late and self.steps % 10 == 0:
-            observation = observation[:1]  # of the step at which the time limit ends the episode
-        if self.how == "late fractions":
-            observation = observation + np.float32(0.5) if late else observation.astype(np.uint8)
-        if self.how == "four results":
-            return observation, reward, False, {}
-        return observation, reward, False, False, {}
+        if env.steps > 20 and how in RAISED:
+            raise RAISED[how]("the motor", lambda: "is on fire")
+
+    script = {"observation_space": gymnasium.spaces.Box(-1, 1, (3,), np.float32), "observe": zeros}
+    cls = FOUR_RESULTS if how == "four results" else ScriptedEnv
+    return cls(act=act, **script | ANSWERS.get(how, {}))
 
 
 def faulty_vector(num_envs, how, max_episode_steps):
@@ -154,10 +129,10 @@ def faulty_vector(num_envs, how, max_episode_steps):
     def change(env, results):
         return (results[0][: 1 if env.steps > 20 else num_envs], *results[1:])
 
-    return ScriptedVector(num_envs, partial(Faulty, "fine"), change=change)
+    return ScriptedVector(num_envs, partial(make_faulty, "fine"), change=change)
 
 
-gymnasium.register("Faulty-v0", Faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
+gymnasium.register("Faulty-v0", make_faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
 
 SHAPES = {
     "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
@@ -207,16 +182,14 @@ def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, 
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
-def as_dict(env):
-    """Make its observations a dict of one array."""
-    space = gymnasium.spaces.Dict({"state": env.observation_space})
-    wrap = gymnasium.wrappers.TransformObservation
-    return wrap(env, lambda observation: {"state": observation}, space)
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
+    def as_dict(env):
+        space = gymnasium.spaces.Dict({"state": env.observation_space})
+        wrap = gymnasium.wrappers.TransformObservation
+        return wrap(env, lambda observation: {"state": observation}, space)
+
     env = partial(faulty(how, vectorization), wrappers=[as_dict])
     with refused(names=("observation.state", *LATE[how])):
         train(tmp_path / "run", env=env)
@@ -321,7 +294,7 @@ def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tm
         train(tmp_path / "run", env=faulty(how, "async"))
     note = "\n".join(caught.value.__notes__)
     assert "In the process of env 0:\nTraceback" in note
-    assert 'raise RAISED[self.how]("the motor"' in note
+    assert 'raise RAISED[how]("the motor"' in note
 
 
 def test_a_worker_killed_while_envs_are_made_is_named():
@@ -335,17 +308,8 @@ def test_an_env_that_cannot_be_made_in_a_worker_says_why():
     assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
 
 
-# --- disks ---
-
-
 def failure(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320", *arguments])
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 1
-    assert error.count("\n") == 0, error
-    return error
+    return error_of(capsys, *COMMAND, *arguments, alone=True)
 
 
 def failure_of_a_full_disk(capsys, monkeypatch, checkpoints):
@@ -380,8 +344,7 @@ def test_a_disk_that_fills_up_after_the_first_best_checkpoint_names_it(capsys, m
 
 
 def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
-    command = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
-    outcome = rl_cli(*command, largest_file=20_000)
+    outcome = rl_cli(*COMMAND, largest_file=20_000)
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
     assert "File too large" in outcome.stderr
@@ -430,9 +393,8 @@ def fit_with_small_files(limit):
         os.dup2(log.fileno(), 2)
         sys.stderr = log
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        checkpoints = ("--trainer.enable_checkpointing", "false")
-        more = ("--data.total_env_steps", "640", *checkpoints)
-        run(["fit", "--config", "ppo.yaml", *SMALL, *more])
+        more = ("--data.total_env_steps", "640", "--trainer.enable_checkpointing", "false")
+        run([*COMMAND, *more])
 
 
 @pytest.mark.parametrize("limit", [1000, 5000, 7000])
@@ -505,30 +467,27 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
 
 
-# --- directories ---
-
-
-def choose(directory, barrier, found):
-    names = []
-    for _ in range(20):
-        barrier.wait()
-        names.append(str(new_run_dir(directory, "same")))
-    barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
-    found.put(names)
-
-
 def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
     context = multiprocessing.get_context("fork")
-    barrier, found = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=choose, args=(tmp_path, barrier, found)) for _ in range(4)]
+    barrier, chosen = context.Barrier(4), context.Queue()
+
+    def choose():
+        names = []
+        for _ in range(20):
+            barrier.wait()
+            names.append(str(new_run_dir(tmp_path, "same")))
+        barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
+        chosen.put(names)
+
+    processes = [context.Process(target=choose) for _ in range(4)]
     for process in processes:
         process.start()
-    names = [name for _ in processes for name in found.get(timeout=30)]
+    names = [name for _ in processes for name in chosen.get(timeout=30)]
     for process in processes:
         process.join()
-    found.close()
-    found.join_thread()
+    chosen.close()
+    chosen.join_thread()
     assert len(set(names)) == 80
 
 
@@ -543,9 +502,6 @@ def test_a_refused_trainer_leaves_no_directory():
     with refused(names=("trainer", "max_epochs", "-7")):
         RLTrainer(max_epochs=-7)
     assert not Path("outputs").exists()
-
-
-# --- signals ---
 
 
 def interrupt(*numbers):
@@ -613,7 +569,6 @@ def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeyp
 
 
 def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
-
     agreement(monkeypatch, lambda number: signal.SIGTERM)
     _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [callback(on_train_end=send())]})
     assert trainer.stop_signal == signal.SIGTERM
@@ -642,9 +597,7 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     endless = ("--data.total_env_steps", "1000000", "--model.compile", "false")
     in_workers = ("--data.env.vectorization", "async")
     process = Command("fit", "--config", "ppo.yaml", *SMALL, *endless, *in_workers)
-    while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: list(Path().glob("outputs/*/checkpoints/last.ckpt")), of=process)
     (run_dir,) = Path("outputs").iterdir()
     with pytest.raises(SystemExit) as stop:
         run(["fit", "--ckpt_path", "last", "--data.total_env_steps", "64"])
@@ -662,21 +615,11 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     children = process.children()
     process.kill()
     assert len(children) >= 2
-    patience = time.monotonic() + 60
-    while any(map(running, children)) and time.monotonic() < patience:
-        time.sleep(0.05)
-    assert not [child for child in children if running(child)]
+    wait_until(lambda: not any(map(is_running, children)), 60)
     assert load(last(run_dir))["global_step"] >= 2
     steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])
     assert not (run_dir / ".lock").exists()
-
-
-def running(process):
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
 
 
 def test_kills_while_saving_lose_nothing():

@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import time
+from itertools import count
 
 import torch
 
@@ -37,20 +38,18 @@ def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path):
     assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o640
 
 
-def write(path, begun):
-    io, number = AtomicCheckpointIO(), 0
-    while True:
-        number += 1
-        weights = torch.full((400_000,), float(number))
-        io.save_checkpoint({"number": number, "weights": weights}, path)
-        begun.set()
-
-
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
     path, context = tmp_path / "last.ckpt", multiprocessing.get_context("fork")
+
+    def write(begun):
+        for number in count(1):
+            weights = torch.full((400_000,), float(number))
+            AtomicCheckpointIO().save_checkpoint({"number": number, "weights": weights}, path)
+            begun.set()
+
     for delay in (0.0, 0.004, 0.011, 0.017, 0.023):
         begun = context.Event()
-        writer = context.Process(target=write, args=(path, begun))
+        writer = context.Process(target=write, args=(begun,))
         writer.start()
         assert begun.wait(60)  # it has saved once, and goes on
         time.sleep(delay)

@@ -19,6 +19,7 @@ from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from tests.callbacks import at_iteration
+from tests.commands import wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
 from tests.messages import refused
@@ -39,9 +40,7 @@ def nothing_stays():
     yield
     assert time.monotonic() - start < TIMEOUT + 60
     END.set()
-    while not set(threading.enumerate()) <= before and time.monotonic() - start < TIMEOUT + 90:
-        time.sleep(0.02)
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before, 30)
     assert not multiprocessing.active_children()
 
 
@@ -52,85 +51,74 @@ def in_c():
 MADE = [0]
 
 
-def hanging(where, hang=in_c):
+def hanging(where):
     """Hangs in its 21st step, in its reset, or when the second one is made, or one in a worker."""
 
     def hang_in(place):
         def act(env):
             if env.where == place and (place == "reset" or env.steps > 20):
-                hang()
+                in_c()
 
         return act
 
     MADE[0] += 1
     in_worker = multiprocessing.parent_process() is not None
     if where == "construction" and (in_worker or MADE[0] == 2):
-        hang()
+        in_c()
     space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    script = {"observe": zeros, "truncated": lambda env: env.steps % 10 == 0, "where": where}
+    script = {"observe": zeros, "length": 10, "where": where}
     return ScriptedEnv(space, begin=hang_in("reset"), act=hang_in("step"), **script)
 
 
-def hanging_vector(num_envs, where, hang=in_c):
-    """A batched env of somebody's own."""
+def hanging_vector(num_envs, where):
+    """A batched env of a user."""
 
     def hang_in_step(env, results):
         if where == "step" and env.steps > 20:
-            hang()
+            in_c()
         return results
 
-    if where == "construction":
-        hang()
-    make = partial(hanging, "reset" if where == "reset" else "never", hang)
+    make = partial(hanging, "reset" if where == "reset" else "never")
     return ScriptedVector(num_envs, make, change=hang_in_step)
 
 
 class HangingTask(ValueProbe):
     """A batched env in torch."""
 
-    def __init__(self, num_envs, where, hang=in_c):
-        self.where, self.hang, self.steps = where, hang, 0
-        if where == "construction":
-            hang()
+    def __init__(self, num_envs, where):
         super().__init__(num_envs, delay=3)
+        self.where, self.steps = where, 0
 
     def initial_state(self, uniform):
         if self.where == "reset":
-            self.hang()
+            in_c()
         return super().initial_state(uniform)
 
     def transition(self, state, action):
         self.steps += 1
         if self.where == "step" and self.steps > 20:
-            self.hang()
+            in_c()
         return super().transition(state, action)
 
 
 gymnasium.register("Hanging-v0", hanging, vector_entry_point=hanging_vector)
 
 
-def gymnasium_env(vectorization):
-    def factory(where, hang):
-        kwargs = {"where": where, "hang": hang}
-        return partial(
-            GymnasiumEnv, id="Hanging-v0", env_kwargs=kwargs, vectorization=vectorization
-        )
-
-    return factory
+def env_of(kind, where):
+    if kind == "task":
+        return partial(HangingTask, where=where)
+    return partial(GymnasiumEnv, id="Hanging-v0", env_kwargs={"where": where}, vectorization=kind)
 
 
-ENVS = {
-    "sync": gymnasium_env("sync"),
-    "async": gymnasium_env("async"),
-    "vector_entry_point": gymnasium_env("vector_entry_point"),
-    "task": lambda where, hang: partial(HangingTask, where=where, hang=hang),
-}
-NAMES = {"task": r"HangingTask"}
+def run(directory, env, trainer=None, **data):
+    """Train without evaluations in two envs with the time limit."""
+    data = {"env_timeout_s": TIMEOUT, "num_envs": 2} | data
+    train(directory, env=env, data=data, trainer={"limit_val_batches": 0} | (trainer or {}))
 
 
 def message(kind, where):
     """Return what the whole message has to be; of the stack, the env's line and the last one."""
-    name = NAMES.get(kind, r"GymnasiumEnv 'Hanging-v0'")
+    name = "HangingTask" if kind == "task" else "GymnasiumEnv 'Hanging-v0'"
     name = "" if where == "construction" else rf" \({name}\)"  # there is no env yet
     return re.compile(
         rf"^The 2 envs of the training{name} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise this limit "
@@ -139,71 +127,48 @@ def message(kind, where):
     )
 
 
-def assert_said(kind, where, error):
-    assert isinstance(error, EnvTimeoutError)
-    assert message(kind, where).search(str(error)), str(error)
-
-
 @pytest.mark.parametrize("where", ["step", "reset", "construction"])
 def test_processes_that_hang_are_killed_and_the_run_ends(where, tmp_path):
     with pytest.raises(EnvTimeoutError) as caught:
-        train(
-            tmp_path,
-            env=ENVS["async"](where, in_c),
-            data={"env_timeout_s": TIMEOUT, "num_envs": 2},
-            trainer={"limit_val_batches": 0},
-        )
-    assert_said("async", where, caught.value)
+        run(tmp_path, env_of("async", where))
+    assert message("async", where).search(str(caught.value)), caught.value
     assert not (tmp_path / ".lock").exists()
 
 
-@pytest.mark.parametrize("kind", ENVS)
+@pytest.mark.parametrize("kind", ["sync", "async", "vector_entry_point", "task"])
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_learner_that_waits_for_another_thread_gets_the_error(kind, where, tmp_path):
     with pytest.raises(Exception, match="hung") as caught:
-        train(
-            tmp_path,
-            env=ENVS[kind](where, in_c),
-            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
-            trainer={"limit_val_batches": 0},
-        )
-    assert_said(kind, where, _curable(caught.value))
+        run(tmp_path, env_of(kind, where), collector=AsyncCollector)
+    error = _curable(caught.value)
+    assert isinstance(error, EnvTimeoutError)
+    assert message(kind, where).search(str(error)), error
     assert not (tmp_path / ".lock").exists()
 
 
-def ended(function, *arguments):
-    """What a process of its own writes to stderr, and its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
-    process.start()
-    process.join(30)
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def train_alone(directory, kind, where):
-    error = (directory / "error").open("w")
-    os.dup2(error.fileno(), 2)
-    sys.stderr = error
-    train(
-        directory,
-        env=ENVS[kind](where, in_c),
-        data={"env_timeout_s": TIMEOUT, "num_envs": 2, "eval_env": ENVS["async"]("step", in_c)},
-        trainer={"num_sanity_val_steps": 0},
-    )
-
-
-IN_LINE = [
-    ("sync", "step"),
-    ("sync", "construction"),
-    ("vector_entry_point", "reset"),
-    ("task", "step"),
-]
-
-
-@pytest.mark.parametrize(("kind", "where"), IN_LINE)
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("sync", "step"),
+        ("sync", "construction"),
+        ("vector_entry_point", "reset"),
+        ("task", "step"),
+    ],
+)
 def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
     """With the message, exit code 1, and what an exception would have done, within ten seconds."""
-    assert ended(train_alone, tmp_path, kind, where) == 1
+
+    def train_alone():
+        error = (tmp_path / "error").open("w")
+        os.dup2(error.fileno(), 2)
+        sys.stderr = error
+        evaluated = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+        run(tmp_path, env_of(kind, where), evaluated, eval_env=env_of("async", "step"))
+
+    process = multiprocessing.get_context("fork").Process(target=train_alone)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 1
     error = (tmp_path / "error").read_text()
     assert "Traceback" not in error
     said = error.partition("rl-cli: error: ")[2].rstrip().rpartition("\n")[0]
@@ -217,12 +182,7 @@ def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
 def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
     busy = at_iteration(1, lambda trainer: END.wait(2 * TIMEOUT))
     with refused(Exception, names=("2 envs", "training", "data.env_timeout_s")):
-        train(
-            tmp_path,
-            env=ENVS["task"]("step", in_c),
-            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
-            trainer={"limit_val_batches": 0, "callbacks": [busy]},
-        )
+        run(tmp_path, env_of("task", "step"), {"callbacks": [busy]}, collector=AsyncCollector)
 
 
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
@@ -232,8 +192,8 @@ def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
     ):
         train(
             tmp_path,
-            env=ENVS["sync"]("never", in_c),
-            data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["async"]("step", in_c)},
+            env=env_of("sync", "never"),
+            data={"env_timeout_s": TIMEOUT, "eval_env": env_of("async", "step")},
             trainer={"num_sanity_val_steps": 1},
         )
 
@@ -244,7 +204,7 @@ def test_one_env_of_many_is_named_in_its_own_process():
         env.unwrapped.where = "reset" if number == "2" else "never"
         return env
 
-    make = partial(ENVS["async"]("never", in_c), wrappers=[third])
+    make = partial(env_of("async", "never"), wrappers=[third])
     data = make_data(make, env_timeout_s=TIMEOUT)
     names = ("The 4 envs", "training", "data.env_timeout_s", "In the process of env 2")
     with refused(EnvTimeoutError, names=names) as caught, data.calls("reset"):
@@ -254,7 +214,7 @@ def test_one_env_of_many_is_named_in_its_own_process():
 
 
 def test_an_env_within_an_env_is_named(tmp_path):
-    inner = ENVS["task"]("step", in_c)
+    inner = env_of("task", "step")
     make = partial(ActionChunk, env=inner, chunk_size=30)
     with refused(Exception, names=("ActionChunk", "step", "data.env_timeout_s", "in transition")):
         train(tmp_path, env=make, data={"env_timeout_s": TIMEOUT, "collector": AsyncCollector})
@@ -323,22 +283,22 @@ def test_an_env_that_is_debugged_does_not_hang():
     calls.close()
 
 
-def step_slowly(begun):
-    calls = EnvWatch("the training", 1.0)
-    slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
-    env = calls.make(lambda n: slow(n, delay=3), 1)
-    env.reset(seed=1)
-    begun.set()
-    for _ in range(4):
-        with calls("step"):
-            env.step(torch.zeros(1, dtype=int))
-    calls.close()
-
-
 def test_a_learner_that_was_stopped_did_not_hang():
     context = multiprocessing.get_context("fork")
     begun = context.Event()
-    learner = context.Process(target=step_slowly, args=(begun,))
+
+    def step_slowly():
+        calls = EnvWatch("the training", 1.0)
+        slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
+        env = calls.make(lambda n: slow(n, delay=3), 1)
+        env.reset(seed=1)
+        begun.set()
+        for _ in range(4):
+            with calls("step"):
+                env.step(torch.zeros(1, dtype=int))
+        calls.close()
+
+    learner = context.Process(target=step_slowly)
     learner.start()
     assert begun.wait(20)
     time.sleep(0.2)

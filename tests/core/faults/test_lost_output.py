@@ -35,22 +35,22 @@ def read_by_others(pair, monkeypatch, *names):
     return [theirs for theirs, _ in pairs]
 
 
-def head(descriptor, others):
-    """Read up to the first line about progress, as `head` would, and close all."""
-    seen = b""
-    while b"env steps" not in seen:
-        seen += os.read(descriptor, 4096)
-    for each in (descriptor, *others):
-        os.close(each)
-
-
 @pytest.mark.parametrize("pair", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("names", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
 def test_a_run_goes_on_without_its_output(pair, names, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        descriptor, *others = read_by_others(pair, patch, *names)
-        reader = threading.Thread(target=head, args=(descriptor, others))
+        readers = read_by_others(pair, patch, *names)
+
+        def head():
+            """Read up to the first line about progress, as `head` would, and close all."""
+            seen = b""
+            while b"env steps" not in seen:
+                seen += os.read(readers[0], 4096)
+            for descriptor in readers:
+                os.close(descriptor)
+
+        reader = threading.Thread(target=head)
         reader.start()
         run(["fit", "--config", "ppo.yaml", *SMALL])
         reader.join()
@@ -75,22 +75,19 @@ def test_a_terminal_may_be_lost_before_the_bar_is_drawn(tmp_path, monkeypatch):
     assert json.loads((run_dir / "run.json").read_text())["outcome"] == "finished"
 
 
-def interrupts(readers):
-    """Make a callback that closes the readers, and sends Ctrl-C, before an evaluation and its line."""
-
-    def interrupt(trainer, *args):
-        if trainer.is_last_batch:
-            while readers:
-                os.close(readers.pop())
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return callback(on_train_batch_end=interrupt)
-
-
 def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt = interrupts(read_by_others(os.pipe, patch, "stdout", "stderr"))
-        settings = {"callbacks": [interrupt], "enable_progress_bar": True}
+        readers = read_by_others(os.pipe, patch, "stdout", "stderr")
+
+        def interrupt(trainer, *args):
+            """Close the readers, and send Ctrl-C, before an evaluation and its line."""
+            if trainer.is_last_batch:
+                while readers:
+                    os.close(readers.pop())
+                os.kill(os.getpid(), signal.SIGINT)
+
+        interrupts = callback(on_train_batch_end=interrupt)
+        settings = {"callbacks": [interrupts], "enable_progress_bar": True}
         _, _, trainer = train(tmp_path / "run", trainer=settings)
     assert trainer.stop_signal == signal.SIGINT
     assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step > 0

@@ -15,20 +15,14 @@ import torch
 from gymnasium.spaces import Box
 from lightning.pytorch import seed_everything
 
-from lightning_rl import (
-    ActorOnly,
-    ConfigurationError,
-    GymnasiumEnv,
-    ReplayBuffer,
-    RLDataModule,
-    RLTrainer,
-)
+from lightning_rl import ActorOnly, ReplayBuffer
 from lightning_rl.buffers import ring_files
 from lightning_rl.buffers.replay_files import Part, ReplayLog
-from tests.callbacks import at_iteration
+from tests.callbacks import at_iteration, signal_at
+from tests.commands import killed_around_call
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
-from tests.helpers import assert_same, assert_same_run, last, load
+from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data
 from tests.messages import assert_names, refused
 
 CURE = (
@@ -51,28 +45,20 @@ def toy(tmp_path_factory):
 def run(toy, run_dir, *, ckpt_path=None, data=None, capacity=100, storage="cpu", **trainer):
     """Train in a directory: 6 iterations of 2 × 16 steps, a save after every second one."""
     seed_everything(1)
-    settings = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 192, "iterations_per_epoch": 2}
+    settings = {"num_envs": 2, "total_env_steps": 192, "iterations_per_epoch": 2}
     replay = partial(ReplayBuffer, capacity=capacity, storage=storage)
-    module = RLDataModule(
-        partial(GymnasiumEnv, id="Pendulum-v1"),
-        replay=replay,
-        num_eval_episodes=1,
-        **settings | (data or {}),
-    )
+    module = make_data("Pendulum-v1", replay=replay, **settings | (data or {}))
     policy = ActorOnly(module.observation_space, module.action_space, (16,), squash=True)
-    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
-    runner = RLTrainer(run_dir=str(run_dir), **quiet | trainer)
     model = toy.ToySAC(policy, updates=2, batch_size=16, compile=False)
-    runner.fit(model, module, ckpt_path=None if ckpt_path is None else str(ckpt_path))
-    return runner
+    fit_in(run_dir, model, module, ckpt_path=ckpt_path, **{"limit_val_batches": 0} | trainer)
 
 
 def files(run_dir, checkpoint="last.ckpt"):
-    return load(Path(run_dir) / "checkpoints" / checkpoint)["RLDataModule"]["replays"][0]["files"]
+    return load(run_dir / "checkpoints" / checkpoint)["RLDataModule"]["replays"][0]["files"]
 
 
 def present(run_dir):
-    return sorted(path.name for path in (Path(run_dir) / "checkpoints" / "replay").iterdir())
+    return sorted(path.name for path in (run_dir / "checkpoints" / "replay").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +67,6 @@ def whole(toy, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("whole")
     run(toy, run_dir)
     return run_dir
-
-
-# --- what is saved comes back ---
 
 
 @pytest.mark.parametrize(
@@ -154,44 +137,10 @@ def test_a_run_that_is_resumed_ends_as_uninterrupted(storage, toy, whole, tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(number, toy, whole, tmp_path):
-    run(toy, tmp_path, callbacks=at_iteration(3, lambda trainer: os.kill(os.getpid(), number)))
+    run(toy, tmp_path, callbacks=signal_at(3, number, "on_train_batch_end"))
     assert load(last(tmp_path))["global_step"] == 3
     run(toy, tmp_path, ckpt_path=last(tmp_path))
     assert_same_run(whole, tmp_path)
-
-
-# --- kills ---
-
-
-def killed(toy, run_dir, name, at):
-    """Train in a fork that kills itself before, or after, its n-th call of a function of `os`; tell whether it did."""
-    process = os.fork()
-    if process == 0:
-        original, calls = getattr(os, name), 0
-
-        def call(*arguments):
-            nonlocal calls
-            calls += 1
-            if calls == at // 2 and at % 2 == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = original(*arguments)
-            if calls == at // 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        def begin(trainer):  # a save is behind it, and one is to come
-            setattr(os, name, call)
-
-        def end(trainer):
-            os._exit(0)
-
-        try:
-            run(toy, run_dir, callbacks=[at_iteration(3, begin), at_iteration(5, end)])
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
 
 
 @pytest.mark.parametrize("name", ["replace", "fsync", "unlink"])
@@ -199,7 +148,12 @@ def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole,
     kills, steps = 0, set()
     for at in range(2, 40, 2 if name == "fsync" else 1):  # behind a flush is before what follows
         run_dir = tmp_path / str(at)
-        if not killed(toy, run_dir, name, at):
+
+        def save(count_calls, run_dir=run_dir):
+            begin = at_iteration(3, lambda trainer: count_calls())  # between two saves
+            run(toy, run_dir, callbacks=[begin, at_iteration(5, lambda trainer: os._exit(0))])
+
+        if not killed_around_call(save, os, name, at):
             break
         kills += 1
         steps.add(load(last(run_dir))["global_step"])
@@ -209,9 +163,6 @@ def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole,
         shutil.rmtree(run_dir)
     assert kills >= {"replace": 4, "fsync": 4, "unlink": 2}[name]
     assert steps == ({4} if name == "unlink" else {2, 4})
-
-
-# --- files that checkpoints share, and those that none names ---
 
 
 def test_checkpoints_share_files_and_what_none_names_is_removed(toy, tmp_path, monkeypatch):
@@ -263,13 +214,8 @@ def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
 
 
 def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_path):
-    run(
-        toy,
-        tmp_path / "run",
-        callbacks=at_iteration(
-            3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt")
-        ),
-    )
+    save = at_iteration(3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt"))
+    run(toy, tmp_path / "run", callbacks=save)
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "mine").rename(tmp_path / "moved")
     run(toy, tmp_path / "run", ckpt_path=tmp_path / "moved" / "a.ckpt")
@@ -287,9 +233,6 @@ def test_weights_alone_have_none(toy, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.ckpt"]
 
 
-# --- without it ---
-
-
 @pytest.fixture
 def half(toy, tmp_path):
     """A run that ended before its time."""
@@ -304,49 +247,32 @@ def warnings_of(call, *arguments, **settings):
     return [str(one.message) for one in caught]
 
 
-def refusal(toy, run_dir, **settings):
-    with pytest.raises(ConfigurationError) as error:
-        run(toy, run_dir, ckpt_path=last(run_dir), **settings)
-    return str(error.value)
-
-
 def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
     path = half / "checkpoints" / "replay" / files(half)[0]
     content = path.read_bytes()
-    path.write_bytes(content[:-100])
-    assert_names(refusal(toy, half), "replay", path, CURE)
-    changed = torch.load(path.with_name(path.name) if path.write_bytes(content) else path)
+    changed = torch.load(path)
     changed["reward",][0] += 1
-    torch.save(changed, path)
-    assert_names(refusal(toy, half), "replay", path, CURE)
-    path.unlink()
-    assert_names(refusal(toy, half), "replay", path, CURE)
+    for spoil in (
+        lambda: path.write_bytes(content[:-100]),
+        lambda: torch.save(changed, path),
+        path.unlink,
+    ):
+        spoil()
+        with refused(names=("replay", path, CURE)):
+            run(toy, half, ckpt_path=last(half))
     said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
     assert_names(said, "restore_replay")
     run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
 
 
 def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
-    assert_names(
-        refusal(toy, half, data={"num_envs": 4}),
-        "2 envs",
-        "data.num_envs",
-        "4",
-        "--data.num_envs 2",
-        "--restore_replay false",
-    )
+    cure = ("2 envs", "data.num_envs", "4", "--data.num_envs 2", "--restore_replay false")
+    with refused(names=cure):
+        run(toy, half, ckpt_path=last(half), data={"num_envs": 4})
     state = load(last(half))["RLDataModule"]["replays"][0]
     other = ReplayBuffer(NESTED, ACTION, 2, "cpu", 1, capacity=100)
-    with refused(
-        names=(
-            "observation.arm.joints",
-            files(half)[0],
-            "data.env",
-            "torch.float32",
-            "[50, 2, 3]",
-            CURE,
-        )
-    ):
+    names = ("observation.arm.joints", files(half)[0], "data.env", "torch.float32", "[50, 2, 3]")
+    with refused(names=(*names, CURE)):
         other.load_state_dict(state, half / "checkpoints" / "replay")
 
 
@@ -372,9 +298,6 @@ def test_who_would_rather_not_is_told_what_that_means(toy, tmp_path):
     assert files(tmp_path)
 
 
-# --- the command line ---
-
-
 def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
     """Its settings are given one by one; the choice of an empty replay is no part of the run's configuration."""
     monkeypatch.chdir(tmp_path)
@@ -385,15 +308,8 @@ def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
     )
     Path("toy.yaml").write_text(config)
     settings = ["--trainer.limit_val_batches", "0", "--data.replay.storage", "disk"]
-    fit(
-        "--config",
-        "toy.yaml",
-        *settings,
-        "--data.replay.capacity",
-        "100",
-        "--trainer.max_steps",
-        "4",
-    )
+    short = ["--data.replay.capacity", "100", "--trainer.max_steps", "4"]
+    fit("--config", "toy.yaml", *settings, *short)
     (run_dir,) = Path("outputs").glob("*")
     state = load(last(run_dir))["RLDataModule"]["replays"][0]
     assert state["end"] - state["begin"] == 50

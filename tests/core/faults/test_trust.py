@@ -13,7 +13,8 @@ from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.cli.arguments import is_trusted
-from tests.helpers import load
+from tests.callbacks import fail
+from tests.helpers import error_of, load
 from tests.messages import assert_names, refused
 
 SETTINGS = """
@@ -54,43 +55,35 @@ from lightning_rl import Policy
 @pytest.fixture
 def checkpoint(trained, elsewhere, monkeypatch):
     """Return what writes a checkpoint with changed settings, beside a module of the user's."""
-    monkeypatch.setattr(os, "system", forbidden)
+    monkeypatch.setattr(os, "system", fail(AssertionError("a command was run")))
     name = f"mine_{elsewhere.name}".replace("-", "_")
     Path(f"{name}.py").write_text(MODULE.format(name=name))
 
-    def write(change=lambda config: None):
-        config = yaml.safe_load(SETTINGS)
-        change(config)
-        torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    def write(changes=None):
+        torch.save(trained | {CONFIG_KEY: settings(changes or {})}, "policy.ckpt")
         return name
 
     yield write
     sys.modules.pop(name, None)
 
 
-def forbidden(command):
-    raise AssertionError(f"ran {command}")
-
-
-def set_at(path, value):
-    def change(config):
+def settings(changes):
+    """Return SETTINGS as YAML, with other values at some paths."""
+    config = yaml.safe_load(SETTINGS)
+    for path, value in changes.items():
+        place = config
         *parents, key = path.split(".")
         for parent in parents:
-            config = config.setdefault(parent, {})
-        config[key] = value
-
-    return change
+            place = place.setdefault(parent, {})
+        place[key] = value
+    return yaml.safe_dump(config)
 
 
 def refusal_of(capsys, command, *options):
     arguments = ["--ckpt_path", "policy.ckpt", *options]
     if command == "fit":
         arguments += ["--data.total_env_steps", "192"]
-    with pytest.raises(SystemExit) as stop:
-        run([command, *arguments])
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 1
-    assert error.count("\n") == 0
+    error = error_of(capsys, command, *arguments, alone=True)
     assert "--trust_code true" in error
     return error
 
@@ -144,19 +137,15 @@ NAMES = [
 
 @pytest.mark.parametrize(("key", "value"), NAMES)
 def test_what_names_other_code_is_refused(key, value):
-    config = yaml.safe_load(SETTINGS)
-    set_at(key, value)(config)
     with refused(names=("policy.ckpt", "--trust_code true")):
-        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+        checked_config(settings({key: value}), Path("policy.ckpt"))
 
 
 # `load_from_checkpoint` makes the model: the rest of a configuration is not looked at.
 @pytest.mark.parametrize(("key", "value"), [case for case in NAMES if case[0].startswith("model")])
 def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
-    monkeypatch.setattr(os, "system", forbidden)
-    config = yaml.safe_load(SETTINGS)
-    set_at(key, value)(config)
-    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    monkeypatch.setattr(os, "system", fail(AssertionError("a command was run")))
+    torch.save(trained | {CONFIG_KEY: settings({key: value})}, "policy.ckpt")
     with refused(names=("policy.ckpt", "trust_code=True")):
         Algorithm.load_from_checkpoint("policy.ckpt")
     assert [path.name for path in Path().iterdir()] == ["policy.ckpt"]
@@ -173,32 +162,31 @@ def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
     ],
 )
 def test_what_would_lead_elsewhere_is_refused(section, value):
-    config = yaml.safe_load(SETTINGS) | {section: value}
     with refused(names=("policy.ckpt", section, "--trust_code true")):
-        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+        checked_config(settings({section: value}), Path("policy.ckpt"))
 
 
 def test_the_address_of_a_cluster_is_left_out_and_told():
     """Whoever answers there runs code of theirs here: that is for who resumes to say."""
-    config = yaml.safe_load(SETTINGS)
-    collector = {"class_path": "lightning_rl.RayCollector", "init_args": {"num_collectors": 2}}
-    set_at("data.collector", collector)(config)
-    set_at("data.collector.init_args.address", "node0:6379")(config)
-    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    init_args = {"num_collectors": 2, "address": "node0:6379"}
+    collector = {"class_path": "lightning_rl.RayCollector", "init_args": init_args}
+    checked = checked_config(settings({"data.collector": collector}), Path("policy.ckpt"))
     kept = yaml.safe_load(checked.config)["data"]["collector"]
     assert kept["init_args"] == {"num_collectors": 2}
     assert checked.left_out == {"data.collector.address": "node0:6379"}
 
 
 def test_what_the_package_and_the_libraries_offer_is_allowed():
-    config = yaml.safe_load(SETTINGS)
-    set_at("model.init_args.optimizer", {"class_path": "torch.optim.AdamW"})(config)
-    wrappers = [{"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 1}}]
-    set_at(f"{ENV}.wrappers", wrappers)(config)
-    set_at(f"{ENV}.env_kwargs", {"xml_file": "hopper.xml", "render_mode": "rgb_array"})(config)
-    set_at(f"{ENV}.model", "my_arm.xml")(config)
-    set_at("trainer.run_dir", "/somewhere/else")(config)
-    checked = yaml.safe_load(checked_config(yaml.safe_dump(config), Path("policy.ckpt")).config)
+    clip = {"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 1}}
+    changes = {
+        "model.init_args.optimizer": {"class_path": "torch.optim.AdamW"},
+        f"{ENV}.wrappers": [clip],
+        f"{ENV}.env_kwargs": {"xml_file": "hopper.xml", "render_mode": "rgb_array"},
+        f"{ENV}.model": "my_arm.xml",
+        "trainer.run_dir": "/somewhere/else",
+    }
+    config = yaml.safe_load(settings(changes))
+    checked = yaml.safe_load(checked_config(settings(changes), Path("policy.ckpt")).config)
     # Where a run writes is not for a file to say.
     del config["trainer"]["run_dir"], config["output_dir"]
     assert checked == config
@@ -219,7 +207,7 @@ def test_what_the_package_and_the_libraries_offer_is_allowed():
 def test_commands_refuse_it_before_anything_is_imported(key, value, command, checkpoint, capsys):
     name = checkpoint()
     filled = yaml.safe_load(yaml.safe_dump(value).replace("{name}", name))
-    checkpoint(set_at(key, filled))
+    checkpoint({key: filled})
     error = refusal_of(capsys, command)
     assert key in error
     assert name not in sys.modules
@@ -230,7 +218,7 @@ def test_commands_refuse_it_before_anything_is_imported(key, value, command, che
 @pytest.mark.parametrize("key", ["model.class_path", "data.env.init_args.id"])
 def test_whoever_trusts_it_gets_it(key, command, checkpoint):
     name = checkpoint()
-    checkpoint(set_at(key, f"{name}.MyPPO" if key.startswith("model") else f"{name}:{name}-v0"))
+    checkpoint({key: f"{name}.MyPPO" if key.startswith("model") else f"{name}:{name}-v0"})
     more = ["--data.total_env_steps", "192"] if command == "fit" else []
     run([command, "--ckpt_path", "policy.ckpt", "--trust_code", "true", *more])
     assert name in sys.modules
@@ -239,7 +227,7 @@ def test_whoever_trusts_it_gets_it(key, command, checkpoint):
 def test_of_two_answers_to_whether_it_is_trusted_the_last_one_counts(checkpoint, capsys):
     """As the parser has it of every option."""
     name = checkpoint()
-    checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
+    checkpoint({"model.class_path": f"{name}.MyPPO"})
     yes, no = ["--trust_code", "true"], ["--trust_code", "false"]
     assert "model.class_path" in refusal_of(capsys, "validate", *yes, *no)
     assert name not in sys.modules
@@ -265,7 +253,7 @@ def test_an_env_that_another_package_registered_is_refused(checkpoint, capsys):
     gymnasium.register("Foreign-v3", "os:system")
     try:
         for spelling in ("Foreign-v3", "Foreign"):
-            checkpoint(set_at("data.env.init_args.id", spelling))
+            checkpoint({"data.env.init_args.id": spelling})
             assert f"names '{spelling}'" in refusal_of(capsys, "validate")
     finally:
         del gymnasium.registry["Foreign-v3"]
@@ -274,7 +262,7 @@ def test_an_env_that_another_package_registered_is_refused(checkpoint, capsys):
 def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     """What should slip past the first look meets a parser that imports nothing else."""
     name = checkpoint()
-    checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
+    checkpoint({"model.class_path": f"{name}.MyPPO"})
     blind = CheckedConfig(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
     monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -291,7 +279,7 @@ def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for key in ("model.class_path", "model.init_args.policy.class_path"):
-        checkpoint(set_at(key, f"{name}.MyPPO"))
+        checkpoint({key: f"{name}.MyPPO"})
         with refused(names=(f"'{name}.MyPPO'", "checkpoint", "policy=...")):
             Algorithm.load_from_checkpoint("policy.ckpt")
         assert name not in sys.modules

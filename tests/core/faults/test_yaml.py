@@ -7,11 +7,11 @@ import torch
 import yaml
 
 from lightning_rl.checkpoints.format import CONFIG_KEY
-from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.app import RLCLI
 from lightning_rl.cli.config_files import shipped_configs, shipped_parts
 from lightning_rl.cli.parsing import merge_options
 from lightning_rl.system.plain_yaml import read_yaml
-from tests.helpers import last, load, train
+from tests.helpers import error_of, last, load, train
 from tests.messages import assert_names, refused
 
 CONFIG = """\
@@ -34,12 +34,10 @@ trainer: {accelerator: cpu, enable_progress_bar: false, logger: false}
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
-def error_of(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        run([*arguments])
-    assert ended.value.code == 1
+def refusal_of(capsys, *arguments):
+    error = error_of(capsys, *arguments, alone=True)
     assert not Path("outputs").exists(), "nothing was begun"
-    return capsys.readouterr().err
+    return error
 
 
 @pytest.mark.parametrize(
@@ -66,14 +64,14 @@ def error_of(capsys, *arguments):
 @pytest.mark.parametrize("name", ["a.yaml", "config"])
 def test_in_a_config_file(change, path, lines, name, capsys):
     Path(name).write_text(CONFIG.replace(*change))
-    error = error_of(capsys, "fit", "--config", name)
+    error = refusal_of(capsys, "fit", "--config", name)
     assert_names(error, name, f"'{path}'", f"line {lines}")
 
 
 @pytest.mark.parametrize("form", ["--config=a.yaml", "-c=a.yaml"])
 def test_in_a_config_file_of_another_form(form, capsys):
     Path("a.yaml").write_text(CONFIG + "data: {}\n")
-    assert_names(error_of(capsys, "fit", form), "a.yaml", "'data'", "line 7", "line 14")
+    assert_names(refusal_of(capsys, "fit", form), "a.yaml", "'data'", "line 7", "line 14")
 
 
 def test_in_a_file_that_a_config_names(capsys):
@@ -81,7 +79,7 @@ def test_in_a_file_that_a_config_names(capsys):
     Path("parts/env.yaml").write_text("class_path: GymnasiumEnv\ninit_args:\n  id: A\n  id: B\n")
     before, after = CONFIG.split("{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}")
     Path("parts/a.yaml").write_text(f"{before}env.yaml{after}")
-    error = error_of(capsys, "fit", "--config", "parts/a.yaml")
+    error = refusal_of(capsys, "fit", "--config", "parts/a.yaml")
     assert_names(error, "parts/env.yaml", "'init_args.id'", "line 3", "line 4")
 
 
@@ -91,7 +89,7 @@ def test_on_the_command_line(form, capsys):
     env = "{class_path: GymnasiumEnv, init_args: {id: CartPole-v1, id: Acrobot-v1}}"
     option, separator, value = form.format(env).partition(form[len("--data.env")])
     given = [form.format(env)] if separator == "=" else [option, value]
-    error = error_of(capsys, "fit", "--config", "a.yaml", *given)
+    error = refusal_of(capsys, "fit", "--config", "a.yaml", *given)
     assert_names(error, "--data.env", "'init_args.id'", "line 1")
 
 
@@ -106,7 +104,7 @@ def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
     train(tmp_path / "run", data={"total_env_steps": 64})
     content = load(last(tmp_path / "run"))
     torch.save(content | {CONFIG_KEY: CONFIG + "data: {}\n"}, "a.ckpt")
-    error = error_of(capsys, "validate", "--ckpt_path", "a.ckpt", "--trust_code", trust)
+    error = refusal_of(capsys, "validate", "--ckpt_path", "a.ckpt", "--trust_code", trust)
     assert_names(error, "a.ckpt", "'data'", "line 7", "line 14")
 
 

@@ -1,7 +1,6 @@
 """Actions of a bounded Box are learnt in [-1, 1] and scaled to the bounds, wherever they go."""
 
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,13 +8,14 @@ import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, ActorCritic, GymnasiumEnv
+from lightning_rl import GRPO, ActorCritic
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.distributions.gaussians import (
     DiagonalGaussian,
     TanhGaussian,
     distribution_for,
 )
+from tests.core.learning.test_probes import learn
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import refused
 from tests.probes import ActionProbe
@@ -26,63 +26,53 @@ LOW, HIGH = (0.0, -2.0), (512.0, -1.0)
 class BoundedProbe(ActionProbe):
     """`ActionProbe` for each of some entries, whose bounds stand for -1 and 1; clips, as envs do."""
 
-    def __init__(self, num_envs, low, high):
+    def __init__(self, num_envs):
         super().__init__(num_envs, continuous=True)
-        self.single_action_space = Box(np.float32(low), np.float32(high))
-        self.low, self.high = torch.tensor(low), torch.tensor(high)
+        self.single_action_space = Box(np.float32(LOW), np.float32(HIGH))
 
     def transition(self, state, action):
-        share = (action.clamp(self.low, self.high) - self.low) / (self.high - self.low)
+        low, high = torch.tensor(LOW), torch.tensor(HIGH)
+        share = (action.clamp(low, high) - low) / (high - low)
         results = [super(BoundedProbe, self).transition(state, unit) for unit in (2 * share - 1).T]
         reward = torch.stack([result[1] for result in results]).mean(0)
         return results[0][0], reward, results[0][2], {}
 
 
-def learn(tmp_path, low, high, iterations=20, model=None, **kwargs):
-    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
-    trainer = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
-    model = {"learning_rate": 1e-2, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"} | (
-        model or {}
-    )
-    kwargs["trainer"] = trainer | kwargs.get("trainer", {})
-    kwargs["data"] = data | kwargs.get("data", {})
-    env = partial(BoundedProbe, low=low, high=high)
-    return train(tmp_path, env=env, model=model, **{"policy": {"log_std_init": -1.0}} | kwargs)[0]
+def learn_bounded(tmp_path, iterations=20, data=None, **model):
+    near, model = {"log_std_init": -1.0}, {"learning_rate": 1e-2} | model
+    return learn(tmp_path, BoundedProbe, iterations, near, data, **model)
 
 
-def average_return(module, low, high):
-    episodes = run_episodes(module.policy, BoundedProbe(64, low, high), range(64))
+def average_return(module):
+    episodes = run_episodes(module.policy, BoundedProbe(64), range(64))
     return float(np.mean([episode["return"] for episode in episodes]))
 
 
 def test_any_bounds_are_learnt_as_well_as_minus_one_and_one(tmp_path):
-    module = learn(tmp_path, LOW, HIGH)
-    assert average_return(module, LOW, HIGH) > 0.98
+    assert average_return(learn_bounded(tmp_path)) > 0.98
 
 
 def test_grpo_learns_them(tmp_path):
     model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True}
-    module = learn(
-        tmp_path, LOW, HIGH, model=model, data={"buffer_size": 2, "num_envs": 256}, iterations=25
-    )
-    assert average_return(module, LOW, HIGH) > 0.95
+    module = learn_bounded(tmp_path, 25, {"buffer_size": 2, "num_envs": 256}, **model)
+    assert average_return(module) > 0.95
 
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_first_ratio_is_one(compile, tmp_path, traced_only):
     """With one pass over one minibatch, nothing has moved yet: the KL is that of rounding."""
     model = {"n_epochs": 1, "batch_size": 512, "compile": compile}
-    module = learn(tmp_path, LOW, HIGH, iterations=1, model=model)
+    module = learn_bounded(tmp_path, 1, **model)
     assert abs(module.metrics["train/approx_kl"]) < 1e-5
     assert module.metrics["train/clip_fraction"] == 0
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """The bounds are in the checkpoint; `Pendulum-v1` has those of -2 and 2."""
-    env = partial(GymnasiumEnv, id="Pendulum-v1")
-    train(tmp_path / "whole", env=env)
-    train(tmp_path / "cut", env=env, trainer={"max_epochs": 1})
-    train(tmp_path / "cut", env=env, ckpt_path=last(tmp_path / "cut"))
+    env = {"env": "Pendulum-v1"}
+    train(tmp_path / "whole", **env)
+    train(tmp_path / "cut", **env, trainer={"max_epochs": 1})
+    train(tmp_path / "cut", **env, ckpt_path=last(tmp_path / "cut"))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert load(last(tmp_path / "cut"))["state_dict"]["policy.distribution.scale"].tolist() == [2]
 

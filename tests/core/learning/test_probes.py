@@ -18,11 +18,14 @@ from tests.variants import before
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
 
 
-def learn(tmp_path, env, iterations, policy=None, **model):
-    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
-    trainer = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+ALONE = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+
+
+def learn(tmp_path, env, iterations, policy=None, data=None, seed=3, callbacks=(), **model):
+    steps = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
+    settings = {"data": steps | (data or {}), "model": SETTINGS | model, "policy": policy}
     return train(
-        tmp_path, env=env, data=data, model=SETTINGS | model, policy=policy, trainer=trainer
+        tmp_path, env=env, seed=seed, trainer=ALONE | {"callbacks": [*callbacks]}, **settings
     )[0]
 
 
@@ -90,7 +93,7 @@ def test_sac_learns_from_pictures_which_action_is_asked_for(share, tmp_path):
         policy={"encoder": EYE, "share_encoder": share},
         model={"algorithm": SAC, "learning_rate": 3e-3, "batch_size": 64, "updates_per_env_step": 0.5, "init_alpha": 0.01,
                "random_env_steps": 64, "random_shift": 1, "lr_schedule": "constant"},
-        trainer={"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
+        trainer=ALONE,
     )  # fmt: skip
     right, left = module.policy.get_action(stripes(), deterministic=True)["action"].flatten()
     assert right > 0.2
@@ -125,30 +128,19 @@ def until(bar):
     return stops
 
 
-def env_steps_until(tmp_path, env, seed, iterations):
+def env_steps_until(tmp_path, env, iterations):
     stops = until(0.9)
-    data = {
-        "num_envs": 16,
-        "buffer_size": 32,
-        "total_env_steps": 16 * 32 * iterations,
-        "iterations_per_epoch": 1,
-    }
-    trainer = {
-        "limit_val_batches": 0,
-        "enable_checkpointing": False,
-        "logger": False,
-        "callbacks": [stops],
-    }
-    train(tmp_path, env=env, seed=seed, data=data, model=SETTINGS, trainer=trainer)
+    each = {"iterations_per_epoch": 1}
+    learn(tmp_path, env, iterations, data=each, seed=1, callbacks=[stops])
     return stops.env_steps
 
 
 def test_with_a_mask_a_corridor_is_learnt_five_times_sooner(tmp_path):
     """90 % of its actions do nothing; the settings are those of the other probes."""
-    masked = env_steps_until(tmp_path / "masked", MaskProbe, 1, 20)
+    masked = env_steps_until(tmp_path / "masked", MaskProbe, 20)
     assert masked is not None
     budget = 5 * masked // 512
-    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), 1, budget)
+    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), budget)
     assert without is None
 
 

@@ -1,22 +1,23 @@
 """Every supported kind of observation and action trains, checkpoints and resumes exactly."""
 
-import signal
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import yaml
 
+from lightning_rl import GymnasiumEnv
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from tests.callbacks import signal_at
-from tests.envs import ScriptedEnv
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same_run, last, train
 
 SPACES = gymnasium.spaces
 
 
-def play(observation, action, length=9):
+def play(observation, action):
     """Shows a random tree, takes any action, and ends at random: all by the env's own generator."""
 
     def check(env):
@@ -26,19 +27,14 @@ def play(observation, action, length=9):
         observation,
         action,
         act=check,
-        observe=bits,
+        observe=draw,
         reward=lambda env: float(np.sum(env.action)),
         terminated=lambda env: bool(env.np_random.random() < 0.1),
-        length=length,
+        length=9,
     )
 
 
-def bits(env, space=None):
-    space = space or env.observation_space
-    if isinstance(space, SPACES.Dict):
-        return {key: bits(env, child) for key, child in space.items()}
-    return env.np_random.integers(0, 2, space.shape).astype(space.dtype)
-
+gymnasium.register("tests/Playground-v0", play)
 
 OBSERVATIONS = {
     "flat": SPACES.Box(-1, 1, (3,), np.float32),
@@ -57,27 +53,18 @@ ACTIONS = {
     "box": SPACES.Box(-1, 1, (2,), np.float32),
     "matrix box": SPACES.Box(-1, 1, (2, 2), np.float32),
 }
-CASES = [(name, "discrete") for name in OBSERVATIONS] + [("flat", name) for name in ACTIONS][1:]
 
 
-@pytest.fixture
-def playground():
-    gymnasium.register("Playground-v0", play)
-    yield "Playground-v0"
-    del gymnasium.registry["Playground-v0"]
-
-
-@pytest.mark.parametrize(("observation", "action"), CASES)
-def test_it_trains_and_resumes(observation, action, playground, tmp_path):
-    from functools import partial
-
-    from lightning_rl import GymnasiumEnv
-
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    [*((name, "discrete") for name in OBSERVATIONS), *[("flat", name) for name in ACTIONS][1:]],
+)
+def test_it_trains_and_resumes(observation, action, tmp_path):
     kwargs = {"observation": OBSERVATIONS[observation], "action": ACTIONS[action]}
-    env = partial(GymnasiumEnv, id=playground, env_kwargs=kwargs)
+    env = partial(GymnasiumEnv, id="tests/Playground-v0", env_kwargs=kwargs)
     settings = {"env": env, "policy": {"normalize_observation": True}}
     train(tmp_path / "whole", **settings)
-    train(tmp_path / "part", trainer={"callbacks": [signal_at(3, signal.SIGTERM)]}, **settings)
+    train(tmp_path / "part", trainer={"callbacks": [signal_at(3)]}, **settings)
     train(tmp_path / "part", ckpt_path=last(tmp_path / "part"), **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 

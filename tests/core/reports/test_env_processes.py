@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -17,6 +16,7 @@ from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import signals
 from lightning_rl.system.signals import STOPS, handle_signals
+from tests.commands import children_of, is_running, wait_until
 from tests.envs import ScriptedEnv
 from tests.helpers import train
 
@@ -93,27 +93,9 @@ def test_a_process_of_an_env_ends_when_the_env_ends_it(begin, vectorization, tmp
     train(tmp_path, env=env, data={"num_envs": 2, "buffer_size": 16, "total_env_steps": 32})
 
 
-def children_of(pid):
-    try:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in listed.split()]
-
-
-def lives(pid):
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
 def wait_for_end(pids):
     assert pids
-    patience = time.monotonic() + 30
-    while any(map(lives, pids)):
-        assert time.monotonic() < patience, [pid for pid in pids if lives(pid)]
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, pids)), 30)
 
 
 @pytest.mark.parametrize("start", START)
@@ -127,18 +109,18 @@ def test_what_an_env_started_ends_with_it(start, daemon):
     wait_for_end([*workers, *pids])
 
 
-def run_until_killed(pipe, start):
-    env = in_workers(begin=start, daemon=False)(2)
-    env.reset(seed=1)
-    pipe.send([process.pid for process in env._env.processes])
-    time.sleep(600)
-
-
 @pytest.mark.parametrize("start", START)
 def test_a_killed_learner_leaves_nothing(start):
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
-    learner = context.Process(target=run_until_killed, args=(theirs, start))
+
+    def run_until_killed():
+        env = in_workers(begin=start, daemon=False)(2)
+        env.reset(seed=1)
+        theirs.send([process.pid for process in env._env.processes])
+        time.sleep(600)
+
+    learner = context.Process(target=run_until_killed)
     learner.start()
     workers = ours.recv()
     pids = [pid for worker in workers for pid in children_of(worker)]
@@ -165,21 +147,16 @@ def handled():
     restore()
 
 
-def forked(function):
-    pid = os.fork()
-    if pid == 0:
-        gc.disable()
-        function()
-        os._exit(0)
-    return pid
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_forked_process_has_the_former_handlers_from_its_first_instruction(number, handled):
     former = signals._replaced[0].get(number)
     if former is not signal.SIG_DFL:  # `nohup pytest`
         pytest.skip(f"the tests have another handler: {former}")
-    pid = forked(lambda: time.sleep(30))
+    pid = os.fork()
+    if pid == 0:
+        gc.disable()
+        time.sleep(30)
+        os._exit(0)
     os.kill(pid, number)  # perhaps before Python runs there
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -number
 

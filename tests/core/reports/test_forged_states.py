@@ -8,7 +8,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Box
 
 from lightning_rl.algorithms.checks import check_optimizer_state
@@ -19,7 +18,7 @@ from lightning_rl.collectors import AsyncCollector
 from lightning_rl.policies import ActorCritic, NatureCNN, SquashedActorCritic
 from lightning_rl.policies.networks.memory import GRU
 from lightning_rl.system.errors import ConfigurationError
-from tests.core.faults.test_trust import SETTINGS
+from tests.core.faults.test_trust import settings
 from tests.helpers import last, load, train
 from tests.messages import refused
 
@@ -55,11 +54,6 @@ def trained(tmp_path_factory):
     return load(last(run_dir))
 
 
-OTHER_OPTIMIZERS = [
-    (torch.optim.SGD, ("SGD", "dampening", "amsgrad", "--trainer.init_from")),
-    (torch.optim.Adamax, ("Adamax", "amsgrad", "--trainer.init_from")),
-]
-
 LONGER = {"total_env_steps": 96}
 
 PARTS = {
@@ -84,63 +78,48 @@ def test_a_state_of_another_type_ends_in_one_message(name, trained, tmp_path):
 PROGRESS = ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total")
 MOMENTS = ("optimizer_states", 0, "state", 0)
 LOOP, STATISTICS = (("RLDataModule", "collectors", 0, name) for name in ("loop", "statistics"))
-FORGED = [
-    (("loops", "fit_loop"), torch.zeros(3)),
-    (("loops", "fit_loop", "epoch_loop.scheduler_progress"), {}),
-    ((*PROGRESS, "completed"), None),
-    ((*PROGRESS, "ready"), {"a": 1}),
-    (("callbacks",), ["a"]),
-    (("callbacks", "MetricsWriter"), -1),
-    (("callbacks", "MetricsWriter", "eval/avg_reward"), [1]),
-    (("pytorch-lightning_version",), "a"),
-    (("global_step",), 1e308),
-    (("lightning_rl", "contents", "state_dict", 0), {"a": 1}),
-    (("lightning_rl", "computing"), {"compiled": []}),
-    (("lightning_rl", "guards", "", "passed"), {}),
-    (("lightning_rl", "ranks", 0, "carry"), ["a"]),
-    (("state_dict", "reward_normalizer._extra_state"), []),
-    ((*MOMENTS, "exp_avg"), None),
-    ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
-    ((*MOMENTS, "step"), -1),
-    ((*MOMENTS, "step"), torch.tensor(torch.nan)),
-    (("RLDataModule", "collectors"), 10**30),
-    ((*LOOP, "env_steps"), [1]),
-    ((*LOOP, "rollouts"), {}),
-    ((*LOOP, "env", "episodes", 0, "start"), {"seed": -1}),
-    ((*STATISTICS, "episodes"), "a"),
-    ((*STATISTICS, "returns"), [[]]),
-    ((*STATISTICS, "lengths"), [None]),
-]
 
 
-@pytest.mark.parametrize(("path", "value"), FORGED)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("loops", "fit_loop"), torch.zeros(3)),
+        (("loops", "fit_loop", "epoch_loop.scheduler_progress"), {}),
+        ((*PROGRESS, "completed"), None),
+        ((*PROGRESS, "ready"), {"a": 1}),
+        (("callbacks",), ["a"]),
+        (("callbacks", "MetricsWriter"), -1),
+        (("callbacks", "MetricsWriter", "eval/avg_reward"), [1]),
+        (("pytorch-lightning_version",), "a"),
+        (("global_step",), 1e308),
+        (("lightning_rl", "contents", "state_dict", 0), {"a": 1}),
+        (("lightning_rl", "computing"), {"compiled": []}),
+        (("lightning_rl", "guards", "", "passed"), {}),
+        (("lightning_rl", "ranks", 0, "carry"), ["a"]),
+        (("state_dict", "reward_normalizer._extra_state"), []),
+        ((*MOMENTS, "exp_avg"), None),
+        ((*MOMENTS, "exp_avg_sq"), torch.full((16, 4), torch.nan)),
+        ((*MOMENTS, "step"), -1),
+        ((*MOMENTS, "step"), torch.tensor(torch.nan)),
+        (("RLDataModule", "collectors"), 10**30),
+        ((*LOOP, "env_steps"), [1]),
+        ((*LOOP, "rollouts"), {}),
+        ((*LOOP, "env", "episodes", 0, "start"), {"seed": -1}),
+        ((*STATISTICS, "episodes"), "a"),
+        ((*STATISTICS, "returns"), [[]]),
+        ((*STATISTICS, "lengths"), [None]),
+    ],
+)
 def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
     content = forged(trained, path, value)
     torch.save(content, tmp_path / "a.ckpt")
     with pytest.raises(ConfigurationError) as caught:
-        train(
-            tmp_path / "run",
-            data=LONGER,
-            model=SCALED,
-            ckpt_path=tmp_path / "a.ckpt",
-        )
+        train(tmp_path / "run", data=LONGER, model=SCALED, ckpt_path=tmp_path / "a.ckpt")
     assert "\n" not in str(caught.value)
 
 
 COLLECTOR = ("RLDataModule", "collectors", 0)
 WINDOW = (*COLLECTOR, "buffer", "windows", 0)
-WINDOWS_FORGED = [
-    ((*WINDOW, "notes"), True),
-    ((*WINDOW, "notes"), {"number": 1}),
-    ((*WINDOW, "notes", "number"), [1]),
-    ((*WINDOW, "notes", "reports"), ["a"]),
-    ((*WINDOW, "notes", "reports"), {"a": {}}),
-    ((*WINDOW, "fields"), None),
-    ((*COLLECTOR, "buffer", "windows"), "a"),
-    ((*COLLECTOR, "buffer", "written_steps"), torch.zeros(3, dtype=torch.bool)),
-    ((*COLLECTOR, "stale_steps"), []),
-    ((*COLLECTOR, "read"), []),
-]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +129,21 @@ def collected_ahead(tmp_path_factory):
     return load(last(run_dir))
 
 
-@pytest.mark.parametrize(("path", "value"), WINDOWS_FORGED)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*WINDOW, "notes"), True),
+        ((*WINDOW, "notes"), {"number": 1}),
+        ((*WINDOW, "notes", "number"), [1]),
+        ((*WINDOW, "notes", "reports"), ["a"]),
+        ((*WINDOW, "notes", "reports"), {"a": {}}),
+        ((*WINDOW, "fields"), None),
+        ((*COLLECTOR, "buffer", "windows"), "a"),
+        ((*COLLECTOR, "buffer", "written_steps"), torch.zeros(3, dtype=torch.bool)),
+        ((*COLLECTOR, "stale_steps"), []),
+        ((*COLLECTOR, "read"), []),
+    ],
+)
 def test_a_forged_window_is_one_message(path, value, collected_ahead, tmp_path):
     torch.save(forged(collected_ahead, path, value), tmp_path / "a.ckpt")
     data = LONGER | {"collector": AsyncCollector}
@@ -181,25 +174,27 @@ def test_the_state_of_an_optimizer_is_taken_or_refused():
     assert refused > 40
 
 
-def settings_of(optimizer):
-    return {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-
-
 def test_a_resumed_run_has_the_optimizer_settings_of_its_own(tmp_path):
     first = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.0, betas=(0.8, 0.9))}
     second = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.5, lr=0.0)}
     train(tmp_path, data={"total_env_steps": 64}, model=first)
     before = load(last(tmp_path))["optimizer_states"][0]
     module, _, _ = train(tmp_path, data=LONGER, model=second, ckpt_path=last(tmp_path))
-    settings = settings_of(module.updates[""].optimizer)
-    assert settings["weight_decay"] == 0.5
-    assert settings["betas"] == (0.9, 0.999)
-    assert settings["lr"] > 0  # of the schedule
+    (group,) = module.updates[""].optimizer.param_groups
+    assert group["weight_decay"] == 0.5
+    assert group["betas"] == (0.9, 0.999)
+    assert group["lr"] > 0  # of the schedule
     steps = module.updates[""].optimizer.state[module.updates[""].parameters[0]]["step"]
     assert steps > before["state"][0]["step"]  # the moments were restored
 
 
-@pytest.mark.parametrize(("optimizer", "message"), OTHER_OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (torch.optim.SGD, ("SGD", "dampening", "amsgrad", "--trainer.init_from")),
+        (torch.optim.Adamax, ("Adamax", "amsgrad", "--trainer.init_from")),
+    ],
+)
 def test_the_state_of_another_optimizer_is_refused(optimizer, message, trained, tmp_path):
     torch.save(trained, tmp_path / "a.ckpt")
     other = SCALED | {"optimizer": optimizer}
@@ -207,18 +202,14 @@ def test_the_state_of_another_optimizer_is_refused(optimizer, message, trained, 
         train(tmp_path / "run", data=LONGER, model=other, ckpt_path=tmp_path / "a.ckpt")
 
 
-def replay(space):
-    return ReplayBuffer(space, Box(-1, 1, (2,)), 2, "cpu", 5, capacity=20)
-
-
 def test_the_state_of_a_replay_is_taken_or_refused(tmp_path):
-    space = Box(-1, 1, (3,))
-    state = replay(space).state_dict(tmp_path)
-    replay(space).load_state_dict(state, tmp_path)
+    replay = partial(ReplayBuffer, Box(-1, 1, (3,)), Box(-1, 1, (2,)), 2, "cpu", 5, capacity=20)
+    state = replay().state_dict(tmp_path)
+    replay().load_state_dict(state, tmp_path)
     for path in paths_in(state):
         for value in NONSENSE:
             with suppress(ConfigurationError), restoring("replay"):
-                replay(space).load_state_dict(forged(state, path, value), tmp_path)
+                replay().load_state_dict(forged(state, path, value), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -263,33 +254,28 @@ def test_a_network_of_no_size_is_refused_before_it_is_made(name):
         HUGE[name]()
 
 
-WINDOWS = [
-    {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": "A", "render_mode": "human"}},
-    {
+def cart_pole(**init_args):
+    return {
         "class_path": "lightning_rl.GymnasiumEnv",
-        "init_args": {"id": "CartPole-v1", "env_kwargs": {"render_mode": "human"}},
-    },
-    {
-        "class_path": "lightning_rl.GymnasiumEnv",
-        "init_args": {
-            "id": "CartPole-v1",
-            "wrappers": [{"class_path": "gymnasium.wrappers.HumanRendering"}],
-        },
-    },
-]
+        "init_args": {"id": "CartPole-v1"} | init_args,
+    }
 
 
 @pytest.mark.parametrize("key", ["env", "eval_env"])
-@pytest.mark.parametrize("env", WINDOWS)
+@pytest.mark.parametrize(
+    "env",
+    [
+        cart_pole(render_mode="human"),
+        cart_pole(env_kwargs={"render_mode": "human"}),
+        cart_pole(wrappers=[{"class_path": "gymnasium.wrappers.HumanRendering"}]),
+    ],
+)
 def test_a_checkpoint_opens_no_window(env, key):
-    config = yaml.safe_load(SETTINGS)
-    config["data"][key] = env
     with refused(names=("policy.ckpt", "window", "--trust_code true")):
-        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+        checked_config(settings({f"data.{key}": env}), Path("policy.ckpt"))
 
 
 def test_pictures_are_allowed():
-    config = yaml.safe_load(SETTINGS)
-    config["data"]["env"]["init_args"]["env_kwargs"] = {"render_mode": "rgb_array"}
-    checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    drawn = cart_pole(env_kwargs={"render_mode": "rgb_array"})
+    checked_config(settings({"data.env": drawn}), Path("policy.ckpt"))
     assert "CartPole-v1" in gymnasium.registry

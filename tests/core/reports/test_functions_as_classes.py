@@ -10,11 +10,6 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.checking import check_class
 from tests.messages import refused
 
-
-def system(command):
-    return {"class_path": "os.system", "init_args": {"command": command}}
-
-
 FIT = ("fit", "--model", "PPO", "--model.policy", "ActorCritic")
 
 
@@ -32,7 +27,7 @@ FIT = ("fit", "--model", "PPO", "--model.policy", "ActorCritic")
 )
 def test_a_function_is_refused_before_it_is_called(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    spec = str(system("touch called")).replace("'", '"')
+    spec = '{"class_path": "os.system", "init_args": {"command": "touch called"}}'
     with pytest.raises(SystemExit):
         run([spec if one == "{}" else one for one in arguments])
     assert not os.path.exists("called")

@@ -7,11 +7,9 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import SAC, TD3, DeterministicActorCritic, SquashedActorCritic
-from lightning_rl.compiled.graphs import Graphs
-from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim import update as updates
 from lightning_rl.optim.update import Update
-from tests.helpers import uncompiled_traces
+from tests.helpers import make_update, uncompiled_traces
 from tests.messages import refused
 from tests.variants import variant
 
@@ -60,15 +58,8 @@ def test_batch_statistics_are_those_of_the_whole_minibatch(algorithm, policy, se
 
     module = build(algorithm, policy, **settings)
     objective = module.objectives["critic"]
-    optimizer = torch.optim.SGD(objective.parameters, lr=0.0)
-    graphs = Graphs(module, torch.device("cpu"))
     with uncompiled_traces():
-        update = (
-            CompiledUpdate(objective, optimizer, graphs)
-            if compile
-            else Update(objective, optimizer)
-        )
-        update(minibatch.clone())
+        make_update(module, compile=compile, name="critic")(minibatch.clone())
     assert float(module.policy.critic.seen) == 1
     for name, buffer in module.policy.critic.named_buffers():
         torch.testing.assert_close(buffer, statistics[name])
@@ -77,7 +68,6 @@ def test_batch_statistics_are_those_of_the_whole_minibatch(algorithm, policy, se
 
 
 def test_a_policy_that_asks_for_parts_does_not_go_with_it():
-
     with refused(names=("critic", "SAC", "policy.micro_batch_size=8", "batch_size")):
         build(
             SAC, variant(SquashedActorCritic, "InParts", micro_batch_size=8)

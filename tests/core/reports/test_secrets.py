@@ -6,32 +6,24 @@ from pathlib import Path
 import gymnasium
 import pytest
 import yaml
-from gymnasium.envs.classic_control import CartPoleEnv
 
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium.making import from_environment
 from tests.core.faults.test_trust import SETTINGS
+from tests.envs import ScriptedEnv
 from tests.helpers import train
 from tests.messages import refused
 
-NAME = "TakesToken-v0"
+NAME = "tests/TakesToken-v0"
 
 
-class TakesToken(CartPoleEnv):
-    """Keeps what it was given."""
-
-    def __init__(self, token, **settings):
-        super().__init__(**settings)
-        self.token = token
+gymnasium.register(NAME, ScriptedEnv, max_episode_steps=20)
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
+def token(monkeypatch):
     monkeypatch.setenv("TOKEN_OF_A_TEST", "very-secret")
-    gymnasium.register(NAME, TakesToken, max_episode_steps=20)
-    yield
-    del gymnasium.registry[NAME]
 
 
 def test_a_secret_reaches_the_env_and_no_file(tmp_path):

@@ -10,11 +10,10 @@ from tests.helpers import train
 from tests.variants import before
 
 
-def name_twice(module, stage=None):
-    module.again = module.policy.actor
-
-
 def test_it_is_trained_compiled_as_eagerly(tmp_path, traced_only):
+    def name_twice(module, stage=None):
+        module.again = module.policy.actor
+
     runs = []
     for compile in (False, True):
         model = {"algorithm": before(PPO, setup=name_twice), "compile": compile}

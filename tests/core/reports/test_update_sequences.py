@@ -90,13 +90,11 @@ def test_what_is_passed_must_be_reported_and_have_a_name_of_its_own(compile):
         one_update(missing, compile)
 
 
-def share(module, objectives):
-    """Two losses pass on the same name."""
-    for objective in objectives[:2]:
-        objective.forwarded_scalars = ("entropy",)
-
-
 def test_two_losses_cannot_pass_on_the_same_name():
+    def share(module, objectives):
+        for objective in objectives[:2]:
+            objective.forwarded_scalars = ("entropy",)
+
     with refused(names=("Two objectives", "'entropy'")):
         one_update(after(Watching, configure_objectives=share))
 

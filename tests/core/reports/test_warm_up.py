@@ -15,9 +15,7 @@ from tests.variants import before
 REPLAY = partial(ReplayBuffer, capacity=600)
 
 
-def run(
-    run_dir, algorithm=SAC, *, data=None, policy=None, model=None, ckpt_path=None, env="Pendulum-v1"
-):
+def run(run_dir, algorithm=SAC, *, data=None, model=None, env="Pendulum-v1", **settings):
     """Train, and return (env steps before, rollout, its states by `states_of`) of each iteration."""
     seen = []
 
@@ -25,25 +23,11 @@ def run(
         again = states_of(module.policy, rollout) if module.policy.is_recurrent else None
         seen.append((module.env_steps, rollout.clone(), again))
 
-    data = {"num_envs": 2, "buffer_size": 8, "replay": REPLAY, "iterations_per_epoch": 50} | (
-        data or {}
-    )
-    settings = {
-        "algorithm": before(algorithm, training_step=look),
-        "batch_size": 16,
-        "updates_per_env_step": 0.02,
-        "compile": False,
-    }
-    trainer = {"limit_val_batches": 0}
-    train(
-        run_dir,
-        env=env,
-        data=data,
-        policy=policy,
-        trainer=trainer,
-        ckpt_path=ckpt_path,
-        model=settings | {"learning_starts": 40} | (model or {}),
-    )
+    small = {"num_envs": 2, "buffer_size": 8, "replay": REPLAY, "iterations_per_epoch": 50}
+    slow = {"batch_size": 16, "updates_per_env_step": 0.02, "compile": False}
+    learner = {"algorithm": before(algorithm, training_step=look), "learning_starts": 40}
+    settings |= {"data": small | (data or {}), "model": slow | learner | (model or {})}
+    train(run_dir, env=env, trainer={"limit_val_batches": 0}, **settings)
     return seen
 
 
