@@ -50,7 +50,7 @@ def talker():
     )
 
 
-def batched(num_envs=3):
+def batched(num_envs):
     """Three of them at once, by Gymnasium's own rules; beside an end stands what the reset said."""
 
     def change(env, results):
@@ -84,11 +84,7 @@ class FakePool:
         return np.stack([self.age, self.age], 1).astype(np.float32)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Talker-v0", talker, vector_entry_point=batched)
-    yield
-    del gymnasium.registry["Talker-v0"]
+gymnasium.register("tests/Talker-v0", talker, vector_entry_point=batched)
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ KINDS = ("sync", "async", "vector_entry_point")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gymnasium_env_is_heard_at_every_step(kind):
-    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    env = GymnasiumEnv(3, "tests/Talker-v0", vectorization=kind)
     env.reset(seed=0)
     for t in range(2 * LENGTH + 1):
         age = t % LENGTH + 1
@@ -136,7 +132,7 @@ def test_a_gymnasium_env_is_heard_at_every_step(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind):
-    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    env = GymnasiumEnv(3, "tests/Talker-v0", vectorization=kind)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     collector = make_collector(SyncCollector, env, policy, 2 * LENGTH, seed=0)
     rollout = collector.collect()
@@ -159,7 +155,7 @@ def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_chunk_sums_the_reward_terms_of_its_actions(kind):
-    make = partial(GymnasiumEnv, id="Talker-v0", vectorization=kind)
+    make = partial(GymnasiumEnv, id="tests/Talker-v0", vectorization=kind)
     env = ActionChunk(3, make, 4)
     env.reset(seed=0)
     for ages in ((1, 2, 3, 4), (5, 6)):
