@@ -26,19 +26,7 @@ from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
-from tests.core.numerics.test_sac import (
-    ACTIONS,
-    BATCH,
-    EXACT_AND_TRACED,
-    TOLERANCE,
-    actor_layers,
-    assert_follows,
-    built,
-    critic_layers,
-    drawn,
-    tensors,
-    update,
-)
+from tests.core.numerics import test_sac as sac
 from tests.envs import ScriptedEnv
 from tests.helpers import last, train
 from tests.messages import refused
@@ -401,13 +389,13 @@ def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
         GripperPenalty(played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
 
 
-@pytest.mark.parametrize(("dtype", "compile"), EXACT_AND_TRACED)
+@pytest.mark.parametrize(("dtype", "compile"), sac.EXACT_AND_TRACED)
 @pytest.mark.parametrize("delay", [1, 2])
 def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
     delay, dtype, compile, traced_only
 ):
     """The arm is SAC's; the gripper's critic is fitted at each update, and its penalty counts in every one."""
-    module = built(
+    module = sac.built(
         GripperSAC,
         GripperActorCritic,
         dtype,
@@ -418,37 +406,39 @@ def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
         max_grad_norm=0.5,
     )
     arm = SACReference(
-        actor_layers(module.policy.actor),
-        critic_layers(module.policy.critic),
+        sac.actor_layers(module.policy.actor),
+        sac.critic_layers(module.policy.critic),
         alpha=float(module.log_alpha.detach().exp()),
         rate=1e-2,
         tau=0.1,
-        target_entropy=-ACTIONS,
+        target_entropy=-sac.ACTIONS,
         limit=0.5,
     )
-    gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
+    gripper = DoubleQReference(
+        sac.actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5
+    )
     rng = np.random.default_rng(2)
     for i in range(20):
-        batch = drawn(rng)
-        command = rng.integers(0, 3, BATCH)
-        penalty = -0.5 * rng.integers(0, 2, BATCH)
+        batch = sac.drawn(rng)
+        command = rng.integers(0, 3, sac.BATCH)
+        penalty = -0.5 * rng.integers(0, 2, sac.BATCH)
         with_actor = (i + 1) % delay == 0
-        td = tensors(batch, dtype)
-        near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
+        td = sac.tensors(batch, dtype)
+        near = rng.uniform(-0.9, 0.9, sac.BATCH) * (command == 1)  # the nearest command counts
         last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
         td["action"] = torch.cat((td["action"], last[:, None]), -1)
         td["penalty"] = torch.as_tensor(penalty).to(dtype)
-        update(module, td, with_actor)
+        sac.update(module, td, with_actor)
         arm.update(batch, with_actor)
         gripper.update(batch, command, penalty)
-    assert_follows(module, arm, TOLERANCE[dtype])
+    sac.assert_follows(module, arm, sac.TOLERANCE[dtype])
     for network, wanted in (
         (module.policy.gripper, gripper.layers),
         (module.target_gripper, gripper.target),
     ):
-        for mine, theirs in zip(actor_layers(network), wanted, strict=True):
+        for mine, theirs in zip(sac.actor_layers(network), wanted, strict=True):
             for a, b in zip(mine, theirs, strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype])
+                np.testing.assert_allclose(a, b, rtol=0, atol=sac.TOLERANCE[dtype])
     reported = module.objectives["gripper"].statistics
     assert len(reported) == 20
     assert reported.close()["gripper_penalty"] < -0.1

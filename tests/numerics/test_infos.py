@@ -64,43 +64,7 @@ def batched(num_envs):
     return env
 
 
-class FakePool:
-    """The part of a pool of EnvPool's that is used; it says things without masks."""
-
-    def __init__(self, num_envs):
-        self.age = np.zeros(num_envs, np.int64)
-
-    def reset(self, rows=None):
-        self.age[slice(None) if rows is None else rows] = 0
-        return self._observe(), {}
-
-    def step(self, actions):
-        self.age += 1
-        done = self.age == LENGTH
-        info = {"metrics": {"height": self.age + 0.5}, "success": done.copy(), "env_id": self.age}
-        return self._observe(), np.ones(len(done)), done, np.zeros_like(done), info
-
-    def _observe(self):
-        return np.stack([self.age, self.age], 1).astype(np.float32)
-
-
 gymnasium.register("tests/Talker-v0", talker, vector_entry_point=batched)
-
-
-@pytest.fixture
-def pool(monkeypatch):
-    spec = SimpleNamespace(
-        gymnasium_observation_space=Box(-9, 9, (2,)),
-        gymnasium_action_space=Discrete(2),
-        config=SimpleNamespace(max_num_players=1, max_episode_steps=9),
-    )
-    fake = SimpleNamespace(
-        list_all_envs=lambda: ["Fake-v0"],
-        make_spec=lambda id, **settings: spec,
-        make_gymnasium=lambda id, num_envs, num_threads, seed: FakePool(num_envs),
-    )
-    monkeypatch.setitem(sys.modules, "envpool", fake)
-    return partial(EnvPoolEnv, id="Fake-v0")
 
 
 def number(i, age, kind, name):
@@ -169,8 +133,33 @@ def test_a_chunk_sums_the_reward_terms_of_its_actions(kind):
     env.close()
 
 
-def test_an_env_of_envpool_is_heard_at_every_step(pool):
-    env = pool(2)
+def test_an_env_of_envpool_is_heard_at_every_step(monkeypatch):
+    """By a stand-in for the part of a pool that is used, which says things without masks."""
+    ages = np.zeros(2, np.int64)
+
+    def reset(rows=slice(None)):
+        ages[rows] = 0
+        return np.stack([ages, ages], 1).astype(np.float32), {}
+
+    def step(actions):
+        ages[:] += 1
+        done = ages == LENGTH
+        info = {"metrics": {"height": ages + 0.5}, "success": done.copy(), "env_id": ages}
+        observation = np.stack([ages, ages], 1).astype(np.float32)
+        return observation, np.ones(2), done, np.zeros_like(done), info
+
+    spec = SimpleNamespace(
+        gymnasium_observation_space=Box(-9, 9, (2,)),
+        gymnasium_action_space=Discrete(2),
+        config=SimpleNamespace(max_num_players=1, max_episode_steps=9),
+    )
+    package = SimpleNamespace(
+        list_all_envs=lambda: ["Fake-v0"],
+        make_spec=lambda id, **settings: spec,
+        make_gymnasium=lambda *args, **settings: SimpleNamespace(reset=reset, step=step),
+    )
+    monkeypatch.setitem(sys.modules, "envpool", package)
+    env = EnvPoolEnv(2, "Fake-v0")
     env.reset(seed=0)
     for t in range(2 * LENGTH):
         age = t % LENGTH + 1

@@ -35,15 +35,7 @@ from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
 from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
-from tests.golden.make_lerobot import (
-    PIXELS,
-    ROWS,
-    TASKS,
-    filled_in,
-    pixels_of,
-    recipes,
-    weights_of,
-)
+from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, filled_in, pixels_of, recipes, weights_of
 from tests.helpers import (
     assert_same,
     assert_same_run,
