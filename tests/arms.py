@@ -57,9 +57,9 @@ def arm(helped=True, space=OBSERVATION, view=lambda seen: seen):
 gymnasium.register("tests/Arm-v0", arm, max_episode_steps=12)
 
 
-def helped_arm(num_envs):
-    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": 1.0})]
-    return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=wrappers)
+def helped_arm(num_envs, weight=1.0, **settings):
+    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": weight})]
+    return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=wrappers, **settings)
 
 
 def mixed(*args, **kwargs):

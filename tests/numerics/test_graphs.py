@@ -5,10 +5,10 @@ import json
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -28,13 +28,11 @@ from lightning_rl.extensions.export.parity import flat, parity
 from tests.golden.make_lerobot import filled_in
 from tests.messages import assert_names, refused
 
-onnx = pytest.importorskip("onnx", reason="the extra `export` is not installed")
-pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
-pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
+for package in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package, reason="the extra `export` is not installed")
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-SPACE = gymnasium.spaces.Dict({"proprio": gymnasium.spaces.Box(-1, 1, (3,), np.float32)})
-CHUNK = gymnasium.spaces.Box(np.float32([[-2, 0]] * 4), np.float32([[2, 8]] * 4))
+SPACE = Dict({"proprio": Box(-1, 1, (3,), np.float32)})
+CHUNK = Box(np.float32([[-2, 0]] * 4), np.float32([[2, 8]] * 4))
 
 
 def flow(**settings):
@@ -183,8 +181,7 @@ def test_a_chain_in_real_time_keeps_its_single_graph_or_is_refused():
 
 
 def test_a_policy_of_ones_own_may_call_a_layer_head():
-    box = gymnasium.spaces.Box
-    policy = ActorCritic(box(-1, 1, (3,)), box(-1, 1, (2,)))
+    policy = ActorCritic(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
     policy.head = torch.nn.Linear(2, 2)
     acting = TrainedPolicy(policy)
     report = parity(policy, lambda: lambda observation: flat(acting.act(observation)))

@@ -3,11 +3,10 @@
 from functools import partial
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -15,7 +14,6 @@ from lightning_rl import (
     ConfigurationError,
     GripperActorCritic,
     GripperSAC,
-    GymnasiumEnv,
     Intervention,
     ReplayBuffer,
     SquashedActorCritic,
@@ -28,41 +26,23 @@ from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
-from tests.core.numerics.test_sac import (
-    ACTIONS,
-    BATCH,
-    EXACT_AND_TRACED,
-    TOLERANCE,
-    actor_layers,
-    assert_follows,
-    built,
-    critic_layers,
-    drawn,
-    tensors,
-    update,
-)
+from tests.core.numerics import test_sac as sac
 from tests.envs import ScriptedEnv
 from tests.helpers import last, train
 from tests.messages import refused
 from tests.q_references import DoubleQReference, SACReference
-from tests.variants import after, before
+from tests.variants import after
+
+alone = partial(arms.helped_arm, env_kwargs={"helped": False})
 
 
-def arm(n, weight=2.0, **settings):
-    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": weight})]
-    return GymnasiumEnv(n, "tests/Arm-v0", env_kwargs=settings, wrappers=wrappers)
-
-
-def policy(**settings):
+def policy():
     torch.manual_seed(0)
-    return GripperActorCritic(arms.OBSERVATION, arms.ACTION, (16,), **settings)
+    return GripperActorCritic(arms.OBSERVATION, arms.ACTION, (16,))
 
 
 def seen(count):
     return TensorDict({"observation": torch.randn(count, 4)}, [count])
-
-
-# --- acting ---
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -93,7 +73,7 @@ def test_actions_without_a_gripper_are_refused():
     for space in (Discrete(3), Box(-1.0, 1.0, (1,))):
         with refused(names=("GripperActorCritic", "Box", space, "SAC", "SquashedActorCritic")):
             GripperActorCritic(arms.OBSERVATION, space)
-    chunks = ActionChunk(1, arm, 2).single_action_space
+    chunks = ActionChunk(1, arms.helped_arm, 2).single_action_space
     with refused(names=(chunks, "ActionChunk")):
         GripperActorCritic(arms.OBSERVATION, chunks)
     endless = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, np.inf], np.float32))
@@ -114,9 +94,6 @@ def test_the_target_takes_the_networks_choice_at_the_targets_worth():
     assert target.tolist() == [3.0, 2.0]
 
 
-# --- penalties ---
-
-
 def test_terms_are_weighed_and_one_that_is_not_said_is_named():
     env = PenaltyTerms(arms.arm(helped=False), {"discrete_penalty": 2.0})
     env.reset(seed=0)
@@ -133,30 +110,27 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
         PenaltyTerms(env, {})
 
 
-def keep_penalties(module, result, minibatch):
-    module.penalties.append(result[1]["gripper_penalty"].item())
-
-
 def test_penalties_reach_the_loss_of_each_update(tmp_path):
     """LeRobot's last update of a step lost them: with one update per step, every one did."""
     data = {"num_envs": 2, "buffer_size": 1, "total_env_steps": 120, "replay": ReplayBuffer}
-    reports = after(GripperSAC, gripper_loss=keep_penalties)
-    reports = before(reports, configure_objectives=lambda module: vars(module).update(penalties=[]))
+    penalties = []
+
+    def keep(module, result, minibatch):
+        penalties.append(result[1]["gripper_penalty"].item())
+
+    reports = after(GripperSAC, gripper_loss=keep)
     model = {"algorithm": reports, "updates_per_env_step": 2.0, "random_env_steps": 60}
-    vectorized = partial(arm, helped=False)
-    module, *_ = train(tmp_path, env=vectorized, data=data, model=model)
-    assert len(module.penalties) == module.updates_done == 120
+    module, *_ = train(tmp_path, env=alone, data=data, model=model)
+    assert len(penalties) == module.updates_done == 120
     # A quarter of random commands each opens and closes: 16 samples without any are one in a hundred.
-    assert np.mean([one < 0 for one in module.penalties]) > 0.7
+    assert np.mean(np.array(penalties) < 0) > 0.7
     assert module.metrics["train/gripper_penalty"] <= 0.0
     assert module.metrics["train/gripper_loss"] > 0.0
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_penalties_of_each_step_are_in_the_rollout(vectorization):
-    terms = {"discrete_penalty": 2.0}
-    wrappers = [partial(PenaltyTerms, terms=terms)]
-    env = GymnasiumEnv(2, "tests/Arm-v0", wrappers=wrappers, vectorization=vectorization)
+    env = arms.helped_arm(2, weight=2.0, vectorization=vectorization)
     rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 2, 3, extra_fields=env.extra_fields)
     observation, _ = env.reset(seed=1)
     rollout["observation"][:, 0] = observation
@@ -172,7 +146,7 @@ def test_penalties_of_each_step_are_in_the_rollout(vectorization):
 
 
 def test_they_are_summed_as_rewards_are():
-    env = partial(arm, helped=False)(1)
+    env = alone(1)
     replay = ReplayBuffer(arms.OBSERVATION, arms.ACTION, 1, capacity=10)
     rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 1, 3, extra_fields=env.extra_fields)
     rollout["observation"][0, :, 0] = torch.arange(4.0)
@@ -184,15 +158,12 @@ def test_they_are_summed_as_rewards_are():
     assert not batch["reward"].any()
 
 
-# --- what it begins with, and what it comes to ---
-
-
 def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
     """The actor and the gripper act as the clone does; alpha, critics' targets and optimizers are new."""
     data = {"num_envs": 2, "buffer_size": 10, "total_env_steps": 40}
     before, *_ = train(
         tmp_path / "a",
-        env=arm,
+        env=arms.helped_arm,
         data=data | {"replay": ReplayBuffer},
         model={"algorithm": GripperSAC},
         seed=5,
@@ -203,7 +174,7 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
     before.trainer.save_checkpoint(tmp_path / "a" / "checkpoints" / "last.ckpt")
     settings = {"algorithm": GripperSAC, "learning_starts": 30, "learning_rate": 1e-12}
     after, *_ = train(
-        tmp_path / "b", env=arm, data=data | {"replay": ReplayBuffer}, model=settings | {"tau": 1e-9}, seed=6,
+        tmp_path / "b", env=arms.helped_arm, data=data | {"replay": ReplayBuffer}, model=settings | {"tau": 1e-9}, seed=6,
         trainer={"init_from": str(last(tmp_path / "a"))},
     )  # fmt: skip
     td = seen(50)
@@ -235,22 +206,17 @@ def test_cloning_teaches_arm_and_gripper():
     assert not any(p.grad is not None for p in made.critic.parameters())
 
 
-# --- gym-hil's cube, by a stand-in for its env ---
-
-
-AGENT = Box(-np.inf, np.inf, (18,))
-NUMBERS = gymnasium.spaces.Dict(
-    {"agent_pos": AGENT, "environment_state": Box(-np.inf, np.inf, (3,))}
-)
-CAMERAS = dict.fromkeys(("front", "wrist"), Box(0, 255, (8, 8, 3), np.uint8))
-PICTURES = gymnasium.spaces.Dict({"agent_pos": AGENT, "pixels": gymnasium.spaces.Dict(CAMERAS)})
-
-
 def simulation(cameras=False):
-    """Says what gym-hil's env does, which closes by 2 and draws from NumPy's global generator.
+    """Answer as gym-hil's env, which closes by 2 and draws from NumPy's global generator.
 
     With cameras there are pictures instead of the cube's position, which its simulator knows.
     """
+    spaces = {"agent_pos": Box(-np.inf, np.inf, (18,))}
+    if cameras:
+        pictures = dict.fromkeys(("front", "wrist"), Box(0, 255, (8, 8, 3), np.uint8))
+        spaces["pixels"] = Dict(pictures)
+    else:
+        spaces["environment_state"] = Box(-np.inf, np.inf, (3,))
 
     def begin(env):
         env.cube, env.command = np.array([*np.random.uniform(0.3, 0.5, 2), 0.02]), 0.0
@@ -266,12 +232,12 @@ def simulation(cameras=False):
         agent = np.concatenate((np.zeros(14), [255.0 * env.command], env.fingers)).astype("f4")
         if not cameras:
             return {"agent_pos": agent, "environment_state": env.cube.astype("f4")}
-        pictures = {key: np.full((8, 8, 3), i, np.uint8) for i, key in enumerate(CAMERAS)}
-        return {"agent_pos": agent, "pixels": pictures}
+        pixels = {key: np.full((8, 8, 3), i, np.uint8) for i, key in enumerate(pictures)}
+        return {"agent_pos": agent, "pixels": pixels}
 
     low, high = np.array([[-1, -1, -1, 0], [1, 1, 1, 2]], np.float32)
     return ScriptedEnv(
-        PICTURES if cameras else NUMBERS,
+        Dict(spaces),
         Box(low, high),
         begin=begin,
         act=act,
@@ -388,7 +354,7 @@ def played(positions, as_dict=False):
         return {"state": seen} if as_dict else seen
 
     return ScriptedEnv(
-        gymnasium.spaces.Dict({"state": state}) if as_dict else state,
+        Dict({"state": state}) if as_dict else state,
         Box(-1.0, 1.0, (1,), np.float32),
         observe=observe,
         info=lambda env: {"penalty": -1.0} if env.age == 1 else {},
@@ -423,59 +389,56 @@ def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
         GripperPenalty(played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
 
 
-GRIPPER_SPACE = gymnasium.spaces.Box(
-    np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 1.0, 3.0], np.float32)
-)
-
-
-@pytest.mark.parametrize(("dtype", "compile"), EXACT_AND_TRACED)
+@pytest.mark.parametrize(("dtype", "compile"), sac.EXACT_AND_TRACED)
 @pytest.mark.parametrize("delay", [1, 2])
 def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
     delay, dtype, compile, traced_only
 ):
     """The arm is SAC's; the gripper's critic is fitted at each update, and its penalty counts in every one."""
-    module = built(
+    module = sac.built(
         GripperSAC,
         GripperActorCritic,
         dtype,
         compile,
-        space=GRIPPER_SPACE,
+        space=Box(np.array([-2, 0, -1], np.float32), np.array([2, 1, 3], np.float32)),
         init_alpha=0.3,
         policy_delay=delay,
         max_grad_norm=0.5,
     )
     arm = SACReference(
-        actor_layers(module.policy.actor),
-        critic_layers(module.policy.critic),
+        sac.actor_layers(module.policy.actor),
+        sac.critic_layers(module.policy.critic),
         alpha=float(module.log_alpha.detach().exp()),
         rate=1e-2,
         tau=0.1,
-        target_entropy=-ACTIONS,
+        target_entropy=-sac.ACTIONS,
         limit=0.5,
     )
-    gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
+    gripper = DoubleQReference(
+        sac.actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5
+    )
     rng = np.random.default_rng(2)
     for i in range(20):
-        batch = drawn(rng)
-        command = rng.integers(0, 3, BATCH)
-        penalty = -0.5 * rng.integers(0, 2, BATCH)
+        batch = sac.drawn(rng)
+        command = rng.integers(0, 3, sac.BATCH)
+        penalty = -0.5 * rng.integers(0, 2, sac.BATCH)
         with_actor = (i + 1) % delay == 0
-        td = tensors(batch, dtype)
-        near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
+        td = sac.tensors(batch, dtype)
+        near = rng.uniform(-0.9, 0.9, sac.BATCH) * (command == 1)  # the nearest command counts
         last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
         td["action"] = torch.cat((td["action"], last[:, None]), -1)
         td["penalty"] = torch.as_tensor(penalty).to(dtype)
-        update(module, td, with_actor)
+        sac.update(module, td, with_actor)
         arm.update(batch, with_actor)
         gripper.update(batch, command, penalty)
-    assert_follows(module, arm, TOLERANCE[dtype])
+    sac.assert_follows(module, arm, sac.TOLERANCE[dtype])
     for network, wanted in (
         (module.policy.gripper, gripper.layers),
         (module.target_gripper, gripper.target),
     ):
-        for mine, theirs in zip(actor_layers(network), wanted, strict=True):
+        for mine, theirs in zip(sac.actor_layers(network), wanted, strict=True):
             for a, b in zip(mine, theirs, strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype])
+                np.testing.assert_allclose(a, b, rtol=0, atol=sac.TOLERANCE[dtype])
     reported = module.objectives["gripper"].statistics
     assert len(reported) == 20
     assert reported.close()["gripper_penalty"] < -0.1

@@ -1,6 +1,7 @@
 """Samples with other goals are those of the definition, whatever the ring has overwritten, summed or restored."""
 
 from functools import partial
+from operator import itemgetter
 
 import gymnasium
 import numpy as np
@@ -62,10 +63,6 @@ class GoalStream(Stream):
         return rollout
 
 
-def row_of(tree, row):
-    return {key: leaf[row] for key, leaf in tree.items()}
-
-
 def definition(stream, t, goal, n_steps, gamma):
     """A sample of one stream with a goal, in float64: its reward, its discount, and what follows it."""
     total, discount = 0.0, 1.0
@@ -81,35 +78,30 @@ def definition(stream, t, goal, n_steps, gamma):
     return total, 0.0 if ended else discount, one["next"]
 
 
-def fragment(stream, t):
-    """The first and the last step of the stored part of an episode."""
+def allowed(strategy, stream, t):
+    """The steps of the stored part of an episode whose places may be the goal of a sample."""
     first, last = t, t
     while first > 0 and stream[first - 1]["goes_on"]:
         first -= 1
     while last + 1 < len(stream) and stream[last]["goes_on"]:
         last += 1
-    return first, last
+    steps = {"future": range(t, last + 1), "final": [last], "episode": range(first, last + 1)}
+    return steps[strategy]
 
 
-def allowed(strategy, stream, t):
-    first, last = fragment(stream, t)
-    return {"future": range(t, last + 1), "final": [last], "episode": range(first, last + 1)}[
-        strategy
-    ]
-
-
-RINGS = {
-    "one env, one step at a time": (1, 17, [1] * 30),
-    "several envs, which it wraps around": (3, 40, [4, 1, 7, 3, 4, 4, 2, 9]),
-    "rollouts larger than the ring": (2, 13, [3, 11, 2, 5]),
-}
-
-
-@pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.parametrize(
+    ("num_envs", "capacity", "lengths"),
+    [
+        pytest.param(1, 17, [1] * 30, id="one env, one step at a time"),
+        pytest.param(3, 40, [4, 1, 7, 3, 4, 4, 2, 9], id="several envs, which it wraps around"),
+        pytest.param(2, 13, [3, 11, 2, 5], id="rollouts larger than the ring"),
+    ],
+)
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_each_sample_is_that_of_the_definition(strategy, ring, tmp_path, monkeypatch):
+def test_each_sample_is_that_of_the_definition(
+    strategy, num_envs, capacity, lengths, tmp_path, monkeypatch
+):
     monkeypatch.setattr(replay_buffer, "GATHER_BYTES", 2**12)  # several groups
-    num_envs, capacity, lengths = RINGS[ring]
     make = partial(HindsightReplay, SPACE, ACTION, num_envs, "cpu", goals=judge, capacity=capacity)
     replay, slow = make(5, strategy=strategy), SlowReplay(num_envs, capacity)
     rollouts = GoalStream(SPACE, num_envs, seed=3, end=0.1)
@@ -123,9 +115,16 @@ def test_each_sample_is_that_of_the_definition(strategy, ring, tmp_path, monkeyp
             replay.load_state_dict(state, tmp_path)
         n_steps, size = 1 + i % 3, 250 if i + 1 == len(lengths) else 20
         (batch,) = replay.batches(1, size, n_steps=n_steps, gamma=0.9)
-        batch, places = batch.numpy(), places_of(slow)
+        batch = batch.numpy()
+        places = {  # of the observations, all of which differ
+            step["observation"]["observation"].tobytes(): (env, t)
+            for env, stream in enumerate(slow.streams)
+            for t, step in enumerate(stream)
+        }
         for row in range(size):
-            seen, after = (row_of(batch[k], row) for k in ("observation", "next_observation"))
+            seen, after = (
+                map_tree(itemgetter(row), batch[key]) for key in ("observation", "next_observation")
+            )
             env, t = places[seen["observation"].tobytes()]
             stream, goal = slow.streams[env], seen["desired_goal"]
             count += 1
@@ -151,15 +150,6 @@ def test_each_sample_is_that_of_the_definition(strategy, ring, tmp_path, monkeyp
         assert abs(np.mean(chosen) - 0.5) < 0.1
 
 
-def places_of(slow):
-    """The place of each observation, all of which differ."""
-    return {
-        one["observation"]["observation"].tobytes(): (env, t)
-        for env, stream in enumerate(slow.streams)
-        for t, one in enumerate(stream)
-    }
-
-
 def test_penalties_are_summed_as_far_as_rewards_are():
     stream = GoalStream(SPACE, 1, seed=1, end=0.0)
     rollout = stream.next(6)
@@ -176,42 +166,32 @@ def test_penalties_are_summed_as_far_as_rewards_are():
     torch.testing.assert_close(batch["reward"][once], rewards[once])
 
 
-def point(num_envs, vectorization="sync", **settings):
-    return GymnasiumEnv(num_envs, "tests/Point-v0", vectorization=vectorization, **settings)
+point = partial(GymnasiumEnv, id="tests/Point-v0")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_gymnasium_env_judges_goals_by_its_own_functions(vectorization):
     """One by one, where a function answers for one goal alone."""
-    env = point(2, vectorization)
+    env = point(2, vectorization=vectorization)
     a = torch.tensor([[0.0, 0.0], [0.5, 0.5], [0.0, 0.2]])
     reward, ended = env.goals(a, torch.zeros(3, 2))
     assert reward.tolist() == [0.0, -1.0, 0.0]
     assert ended.tolist() == [True, False, True]
-    assert point(1, vectorization, wrappers=[gymnasium.wrappers.FlattenObservation]).goals is None
+    flat = point(1, vectorization=vectorization, wrappers=[gymnasium.wrappers.FlattenObservation])
+    assert flat.goals is None
     alone = partial(
         gymnasium.wrappers.FilterObservation, filter_keys=["achieved_goal", "desired_goal"]
     )
-    assert point(1, vectorization, wrappers=[alone]).goals is not None
+    assert point(1, vectorization=vectorization, wrappers=[alone]).goals is not None
     env.close()
 
 
-RUN = {
-    "env": point,
-    "data": {
-        "replay": partial(HindsightReplay, capacity=60),
-        "buffer_size": 8,
-        "total_env_steps": 128,
-        "num_eval_episodes": 1,
-    },
-    "model": {"algorithm": SAC, "updates_per_env_step": 0.1},
-}
-
-
-def run(**changed):
-    return {
-        key: value | changed.pop(key, {}) if key != "env" else value for key, value in RUN.items()
-    } | changed
+def run(data=None, model=None, **settings):
+    replay = {"replay": partial(HindsightReplay, capacity=60)}
+    counts = {"buffer_size": 8, "total_env_steps": 128, "num_eval_episodes": 1}
+    algorithm = {"algorithm": SAC, "updates_per_env_step": 0.1}
+    data, model = replay | counts | (data or {}), algorithm | (model or {})
+    return {"env": point, "data": data, "model": model} | settings
 
 
 @pytest.mark.parametrize(
@@ -257,31 +237,30 @@ def test_other_replays_take_a_goal_env_too(replay, tmp_path):
     assert module.updates_done > 5
 
 
-# --- entries of infos in rollouts and replays ---
-
 KEPT = {"moved": [], "force": [3]}
-
-
-def keep(module, minibatches, rollout):
-    """Remember what minibatches hold."""
-    assert rollout["info/force"].shape == (*rollout.batch_size, 3)
-    minibatches = list(minibatches)
-    module.seen = [*getattr(module, "seen", []), *minibatches]
-    return minibatches
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_entries_of_infos_reach_the_minibatches_of_their_steps(vectorization, tmp_path):
     data = {"extra_fields": KEPT, "num_envs": 2, "total_env_steps": 64, "num_eval_episodes": 1}
-    changed = {"env": partial(point, vectorization=vectorization), "data": data}
-    module, datamodule, _ = train(
-        tmp_path, **run(model={"algorithm": after(TD3, minibatches=keep)}, **changed)
+    batches = []
+
+    def keep(module, minibatches, rollout):
+        assert rollout["info/force"].shape == (*rollout.batch_size, 3)
+        minibatches = list(minibatches)
+        batches.extend(minibatches)
+        return minibatches
+
+    env, model = (
+        partial(point, vectorization=vectorization),
+        {"algorithm": after(TD3, minibatches=keep)},
     )
+    _, datamodule, _ = train(tmp_path, **run(data, model, env=env))
     assert datamodule.settings()["extra_fields"] == KEPT
-    for batch in module.seen:
+    for batch in batches:
         torch.testing.assert_close(batch["info/moved"], batch["action"].abs().sum(-1))
         torch.testing.assert_close(batch["info/force"][:, 2], batch["action"][:, 0])
-    assert len(module.seen) > 2
+    assert len(batches) > 2
 
 
 def telling(axis):

@@ -50,7 +50,7 @@ def talker():
     )
 
 
-def batched(num_envs=3):
+def batched(num_envs):
     """Three of them at once, by Gymnasium's own rules; beside an end stands what the reset said."""
 
     def change(env, results):
@@ -64,47 +64,7 @@ def batched(num_envs=3):
     return env
 
 
-class FakePool:
-    """The part of a pool of EnvPool's that is used; it says things without masks."""
-
-    def __init__(self, num_envs):
-        self.age = np.zeros(num_envs, np.int64)
-
-    def reset(self, rows=None):
-        self.age[slice(None) if rows is None else rows] = 0
-        return self._observe(), {}
-
-    def step(self, actions):
-        self.age += 1
-        done = self.age == LENGTH
-        info = {"metrics": {"height": self.age + 0.5}, "success": done.copy(), "env_id": self.age}
-        return self._observe(), np.ones(len(done)), done, np.zeros_like(done), info
-
-    def _observe(self):
-        return np.stack([self.age, self.age], 1).astype(np.float32)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
-    gymnasium.register("Talker-v0", talker, vector_entry_point=batched)
-    yield
-    del gymnasium.registry["Talker-v0"]
-
-
-@pytest.fixture
-def pool(monkeypatch):
-    spec = SimpleNamespace(
-        gymnasium_observation_space=Box(-9, 9, (2,)),
-        gymnasium_action_space=Discrete(2),
-        config=SimpleNamespace(max_num_players=1, max_episode_steps=9),
-    )
-    fake = SimpleNamespace(
-        list_all_envs=lambda: ["Fake-v0"],
-        make_spec=lambda id, **settings: spec,
-        make_gymnasium=lambda id, num_envs, num_threads, seed: FakePool(num_envs),
-    )
-    monkeypatch.setitem(sys.modules, "envpool", fake)
-    return partial(EnvPoolEnv, id="Fake-v0")
+gymnasium.register("tests/Talker-v0", talker, vector_entry_point=batched)
 
 
 def number(i, age, kind, name):
@@ -116,7 +76,7 @@ KINDS = ("sync", "async", "vector_entry_point")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gymnasium_env_is_heard_at_every_step(kind):
-    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    env = GymnasiumEnv(3, "tests/Talker-v0", vectorization=kind)
     env.reset(seed=0)
     for t in range(2 * LENGTH + 1):
         age = t % LENGTH + 1
@@ -136,7 +96,7 @@ def test_a_gymnasium_env_is_heard_at_every_step(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind):
-    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    env = GymnasiumEnv(3, "tests/Talker-v0", vectorization=kind)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     collector = make_collector(SyncCollector, env, policy, 2 * LENGTH, seed=0)
     rollout = collector.collect()
@@ -159,7 +119,7 @@ def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_chunk_sums_the_reward_terms_of_its_actions(kind):
-    make = partial(GymnasiumEnv, id="Talker-v0", vectorization=kind)
+    make = partial(GymnasiumEnv, id="tests/Talker-v0", vectorization=kind)
     env = ActionChunk(3, make, 4)
     env.reset(seed=0)
     for ages in ((1, 2, 3, 4), (5, 6)):
@@ -173,8 +133,33 @@ def test_a_chunk_sums_the_reward_terms_of_its_actions(kind):
     env.close()
 
 
-def test_an_env_of_envpool_is_heard_at_every_step(pool):
-    env = pool(2)
+def test_an_env_of_envpool_is_heard_at_every_step(monkeypatch):
+    """By a stand-in for the part of a pool that is used, which says things without masks."""
+    ages = np.zeros(2, np.int64)
+
+    def reset(rows=slice(None)):
+        ages[rows] = 0
+        return np.stack([ages, ages], 1).astype(np.float32), {}
+
+    def step(actions):
+        ages[:] += 1
+        done = ages == LENGTH
+        info = {"metrics": {"height": ages + 0.5}, "success": done.copy(), "env_id": ages}
+        observation = np.stack([ages, ages], 1).astype(np.float32)
+        return observation, np.ones(2), done, np.zeros_like(done), info
+
+    spec = SimpleNamespace(
+        gymnasium_observation_space=Box(-9, 9, (2,)),
+        gymnasium_action_space=Discrete(2),
+        config=SimpleNamespace(max_num_players=1, max_episode_steps=9),
+    )
+    package = SimpleNamespace(
+        list_all_envs=lambda: ["Fake-v0"],
+        make_spec=lambda id, **settings: spec,
+        make_gymnasium=lambda *args, **settings: SimpleNamespace(reset=reset, step=step),
+    )
+    monkeypatch.setitem(sys.modules, "envpool", package)
+    env = EnvPoolEnv(2, "Fake-v0")
     env.reset(seed=0)
     for t in range(2 * LENGTH):
         age = t % LENGTH + 1

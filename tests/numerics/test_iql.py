@@ -276,24 +276,20 @@ def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp
         torch.testing.assert_close([*one.parameters()], [*other.parameters()], rtol=0, atol=1e-6)
 
 
-def offline(run, **data):
-    """The same run on its dataset alone."""
-    return run | {"env": None, "data": run["data"] | {"offline": True} | data}
-
-
 def test_without_an_env_it_learns_the_same(mixed, tmp_path):
     """With one, that is stepped in evaluations alone."""
     run = run_on(mixed[0], iterations=2, n_epochs=1)
+    run["data"]["offline"] = True
     made = []
 
     def counted(num_envs):
         made.append(num_envs)
         return asks(num_envs)
 
-    with_env, *_ = train(tmp_path / "env", **offline(run) | {"env": counted})
+    with_env, *_ = train(tmp_path / "env", **run | {"env": counted})
     assert made == [1, 20]
     assert with_env.evaluation["episodes"] == 20
-    module, data, trainer = train(tmp_path / "alone", **offline(run))
+    module, data, trainer = train(tmp_path / "alone", **run | {"env": None})
     assert not module.evaluation
     assert_same([*module.parameters()], [*with_env.parameters()])
     assert [f.level for f in trainer.check(module, data, seconds=0.1)].count("error") == 0
@@ -329,11 +325,10 @@ def test_several_processes_are_refused(monkeypatch):
         module.setup("fit")
 
 
-def forget_rewards(collector, rollout):
-    rollout["reward"].zero_()
-
-
-UNREWARDED = after(DatasetCollector, collect=forget_rewards)
+UNREWARDED = after(
+    DatasetCollector,
+    collect=lambda collector, rollout: rollout.set("reward", 0 * rollout["reward"]),
+)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from lightning.pytorch import seed_everything
 from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
@@ -34,15 +35,7 @@ from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
 from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
-from tests.golden.make_lerobot import (
-    PIXELS,
-    ROWS,
-    TASKS,
-    filled_in,
-    pixels_of,
-    recipes,
-    weights_of,
-)
+from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, filled_in, pixels_of, recipes, weights_of
 from tests.helpers import (
     assert_same,
     assert_same_run,
@@ -154,27 +147,27 @@ def test_normalisers_follow_their_formulas_and_invert_them(mode):
     np.testing.assert_allclose(one.inverse(normal), value, rtol=1e-6)
 
 
-def spoil(path, change):
+BIAS = "model.action_head.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(lambda w: w.pop(BIAS), f"1 missing: {BIAS}", id="missing"),
+        pytest.param(lambda w: w.update(more=torch.ones(1)), "1 unexpected: more", id="additional"),
+        pytest.param(
+            lambda w: w.update({BIAS: torch.ones(4)}),
+            f"another shape: {BIAS}",
+            id="of another shape",
+        ),
+        pytest.param(lambda w: w[BIAS].fill_(torch.nan), "backbone", id="not a number"),
+    ],
+)
+def test_a_wrong_weight_is_refused(change, message, broken):
+    path = broken("act")
     weights = load_file(path / "model.safetensors")
     change(weights)
     save_file(weights, path / "model.safetensors")
-
-
-NAME = "model.action_head.bias"
-
-WEIGHTS = {
-    "missing": (lambda w: w.pop(NAME), f"1 missing: {NAME}"),
-    "additional": (lambda w: w.update(more=torch.ones(1)), "1 unexpected: more"),
-    "of another shape": (lambda w: w.update({NAME: torch.ones(4)}), f"another shape: {NAME}"),
-    "not a number": (lambda w: w[NAME].fill_(torch.nan), "backbone"),
-}
-
-
-@pytest.mark.parametrize("kind", WEIGHTS)
-def test_a_wrong_weight_is_refused(kind, broken):
-    path = broken("act")
-    change, message = WEIGHTS[kind]
-    spoil(path, change)
     with refused(names=message):
         LeRobotPolicy(path=str(path))
 
@@ -187,32 +180,32 @@ def test_a_cut_file_of_weights_is_refused(broken):
         LeRobotPolicy(path=str(path))
 
 
-OPTIONS = [
-    ("act", {"temporal_ensemble_coeff": 0.01}, "temporal_ensemble_coeff: 0.01"),
-    ("act", {"n_obs_steps": 2}, "n_obs_steps: 2"),
-    ("act", {"use_peft": True}, "use_peft: true"),
-    ("act", {"vision_backbon": "resnet18"}, ("'vision_backbon'", "vision_backbone")),
-    ("act", {"dim_model": "wide"}, ("dim_model", "'wide'", "int")),
-    ("act", {"feedforward_activation": "glu"}, ("feedforward_activation", "'glu'")),
-    ("act", {"n_action_steps": 9}, ("n_action_steps=9", "[1, 8]")),
-    ("act_cameras", {"vision_backbone": "resnet50"}, "resnet18, resnet34"),
-    (
-        "act_cameras",
-        {"replace_final_stride_with_dilation": True},
-        "replace_final_stride_with_dilation: true",
-    ),
-    ("diffusion", {"compile_model": True}, "compile_model: true"),
-    ("diffusion", {"horizon": 18}, ("horizon=18", "4")),
-    ("diffusion", {"num_inference_steps": 13}, "num_inference_steps"),
-    ("smolvla", {"empty_cameras": 1}, "empty_cameras: 1"),
-    ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
-    ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
-    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "language_model"),
-    ("smolvla", {"type": "pi0"}, ("'pi0'", "act, diffusion, smolvla")),
-]
-
-
-@pytest.mark.parametrize(("name", "overrides", "message"), OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("act", {"temporal_ensemble_coeff": 0.01}, "temporal_ensemble_coeff: 0.01"),
+        ("act", {"n_obs_steps": 2}, "n_obs_steps: 2"),
+        ("act", {"use_peft": True}, "use_peft: true"),
+        ("act", {"vision_backbon": "resnet18"}, ("'vision_backbon'", "vision_backbone")),
+        ("act", {"dim_model": "wide"}, ("dim_model", "'wide'", "int")),
+        ("act", {"feedforward_activation": "glu"}, ("feedforward_activation", "'glu'")),
+        ("act", {"n_action_steps": 9}, ("n_action_steps=9", "[1, 8]")),
+        ("act_cameras", {"vision_backbone": "resnet50"}, "resnet18, resnet34"),
+        (
+            "act_cameras",
+            {"replace_final_stride_with_dilation": True},
+            "replace_final_stride_with_dilation: true",
+        ),
+        ("diffusion", {"compile_model": True}, "compile_model: true"),
+        ("diffusion", {"horizon": 18}, ("horizon=18", "4")),
+        ("diffusion", {"num_inference_steps": 13}, "num_inference_steps"),
+        ("smolvla", {"empty_cameras": 1}, "empty_cameras: 1"),
+        ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
+        ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
+        ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "language_model"),
+        ("smolvla", {"type": "pi0"}, ("'pi0'", "act, diffusion, smolvla")),
+    ],
+)
 def test_an_option_that_is_not_done_is_refused_by_name(name, overrides, message, place):
     path = place(name) if "cameras" not in name else GOLDEN / name  # without its weights
     with refused(names=message):
@@ -232,28 +225,25 @@ def test_numbers_out_of_bounds_are_one_message_before_memory_is_allocated(name, 
         LeRobotPolicy(path=str(path), overrides={"input_features": wide})
 
 
-def steps_of(path, file):
+def change_steps(path, change, file="policy_preprocessor.json"):
     content = json.loads((path / file).read_text())
-    return content, content["steps"], lambda: (path / file).write_text(json.dumps(content))
+    change(content["steps"])
+    (path / file).write_text(json.dumps(content))
 
 
 def relative(path):
-    _, steps, write = steps_of(path, "policy_preprocessor.json")
     config = {"enabled": True, "exclude_joints": [], "action_names": None}
-    steps.insert(2, {"registry_name": "relative_actions_processor", "config": config})
-    write()
+    step = {"registry_name": "relative_actions_processor", "config": config}
+    change_steps(path, lambda steps: steps.insert(2, step))
 
 
 def unknown_step(path):
-    _, steps, write = steps_of(path, "policy_postprocessor.json")
-    steps.append({"registry_name": "clip_processor", "config": {}})
-    write()
+    step = {"registry_name": "clip_processor", "config": {}}
+    change_steps(path, lambda steps: steps.append(step), "policy_postprocessor.json")
 
 
 def half_precision(path):
-    _, steps, write = steps_of(path, "policy_preprocessor.json")
-    steps[2]["config"]["float_dtype"] = "bfloat16"
-    write()
+    change_steps(path, lambda steps: steps[2]["config"].update(float_dtype="bfloat16"))
 
 
 def without_a_statistic(path):
@@ -263,17 +253,17 @@ def without_a_statistic(path):
     save_file(state, file)
 
 
-PROCESSORS = [
-    (relative, ("relative_actions_processor", "enabled: true")),
-    (unknown_step, "'clip_processor'"),
-    (half_precision, "float_dtype: bfloat16"),
-    (without_a_statistic, "observation.state.std"),
-    (lambda path: (path / "policy_postprocessor.json").unlink(), "policy_postprocessor.json"),
-    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), ".safetensors"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "message"), PROCESSORS)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (relative, ("relative_actions_processor", "enabled: true")),
+        (unknown_step, "'clip_processor'"),
+        (half_precision, "float_dtype: bfloat16"),
+        (without_a_statistic, "observation.state.std"),
+        (lambda path: (path / "policy_postprocessor.json").unlink(), "policy_postprocessor.json"),
+        (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), ".safetensors"),
+    ],
+)
 def test_processors_that_are_not_done_are_refused(spoil, message, broken):
     path = broken("act")
     spoil(path)
@@ -304,19 +294,16 @@ def test_statistics_of_a_dataset_replace_those_of_the_directory(place, tmp_path)
     torch.testing.assert_close(again.predict(batch), action, rtol=0, atol=1e-6)
 
 
-# --- as a policy among others ---
-
-
-def lerobot_arm(action_size=3, cameras=0, size=(64, 96)):
-    """Numbers, one or two pictures, and a task in words; the reward is the first number of the action."""
-    box, picture = gymnasium.spaces.Box, gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
-    spaces = {"agent_pos": box(-1, 1, (4,), np.float64)}
-    spaces |= dict.fromkeys(("top", "wrist")[:cameras], picture)
-    if cameras == 0:
-        spaces["environment_state"] = box(-1, 1, (6,), np.float32)
+def lerobot_arm(action_size=3, camera=False):
+    """Numbers, with a camera a picture, and a task in words; the reward is the first number of the action."""
+    spaces = {"agent_pos": Box(-1, 1, (4,), np.float64)}
+    if camera:
+        spaces["top"] = Box(0, 255, (64, 96, 3), np.uint8)
+    else:
+        spaces["environment_state"] = Box(-1, 1, (6,), np.float32)
     return ScriptedEnv(
         gymnasium.spaces.Dict(spaces),
-        box(-3.0, 3.0, (action_size,), np.float32),
+        Box(-3.0, 3.0, (action_size,), np.float32),
         observe=draw,
         reward=lambda env: float(env.action[0]),
         length=16,
@@ -324,34 +311,31 @@ def lerobot_arm(action_size=3, cameras=0, size=(64, 96)):
     )
 
 
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
-    gymnasium.register("Arm-v0", lerobot_arm)
+gymnasium.register("tests/LeRobotArm-v0", lerobot_arm)
 
 
 def arm(chunk, wrappers=(), **settings):
     """A factory of chunked envs."""
-    inner = partial(GymnasiumEnv, id="Arm-v0", env_kwargs=settings, wrappers=list(wrappers))
+    wrapped = {"env_kwargs": settings, "wrappers": list(wrappers)}
+    inner = partial(GymnasiumEnv, id="tests/LeRobotArm-v0", **wrapped)
     return partial(ActionChunk, env=inner, chunk_size=chunk)
 
 
-def fit(run_dir, factory, policy, *, iterations=4, data=None, **kwargs):
-    """Train a policy for some iterations, half of them in each epoch."""
+def fit(run_dir, factory, policy, *, data=None, max_epochs=-1, ckpt_path=None):
+    """Train a policy for two iterations, each an epoch."""
     seed_everything(3)
-    steps = iterations * 8 * factory.keywords["chunk_size"]
+    steps = 2 * 8 * factory.keywords["chunk_size"]
     counts = {"num_envs": 2, "buffer_size": 4, "total_env_steps": steps}
-    data = make_data(factory, iterations_per_epoch=iterations // 2, **counts, **(data or {}))
+    data = make_data(factory, iterations_per_epoch=1, **counts, **(data or {}))
     module = PPO(policy(data.observation_space, data.action_space), n_epochs=1, batch_size=4)
-    trainer = {"max_epochs": kwargs.pop("max_epochs", -1)}
-    fit_in(run_dir, module, data, **kwargs, **trainer)
+    fit_in(run_dir, module, data, ckpt_path=ckpt_path, max_epochs=max_epochs)
     return module
 
 
-def assert_resumes_exactly(tmp_path, *run, **settings):
-    whole = fit(tmp_path / "whole", *run, **settings)
-    fit(tmp_path / "cut", *run, max_epochs=1, **settings)
-    fit(tmp_path / "cut", *run, ckpt_path=last(tmp_path / "cut"), **settings)
+def assert_resumes_exactly(tmp_path, *run):
+    whole = fit(tmp_path / "whole", *run)
+    fit(tmp_path / "cut", *run, max_epochs=1)
+    fit(tmp_path / "cut", *run, ckpt_path=last(tmp_path / "cut"))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     return whole
 
@@ -359,7 +343,7 @@ def assert_resumes_exactly(tmp_path, *run, **settings):
 def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
     make = partial(LeRobotPolicy, path=str(place("act")))
     before = LeRobotPolicy(path=str(place("act"))).state_dict()
-    trained = assert_resumes_exactly(tmp_path, arm(8), make, iterations=2).policy
+    trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
     moved = [k for k, v in trained.state_dict().items() if not torch.equal(v, before[k])]
     assert "backbone.network.action_head.weight" in moved
     assert not [name for name in moved if "vae_encoder" in name], "acting does not use it"
@@ -379,13 +363,13 @@ def test_in_the_background_without_lag_it_is_the_foreground(place, tmp_path):
         collector = (
             {"collector": partial(AsyncCollector, max_staleness=0)} if name == "back" else {}
         )
-        fit(tmp_path / name, arm(8), make, iterations=2, data=collector)
+        fit(tmp_path / name, arm(8), make, data=collector)
     front, back = (load(last(tmp_path / name))["state_dict"] for name in ("front", "back"))
     assert_same(front, back)
 
 
 def push_blocks(num_envs):
-    return ActionChunk(num_envs, partial(PushBlocks), chunk_size=4)
+    return ActionChunk(num_envs, PushBlocks, chunk_size=4)
 
 
 def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, tmp_path):
@@ -394,7 +378,7 @@ def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, 
     path = str(place("smolvla"))
     factory = partial(ActionChunk, env=PushBlocks, chunk_size=4)
     policy = partial(LeRobotPolicy, path=path, lora={"r": 2})
-    trained = assert_resumes_exactly(tmp_path, factory, policy, iterations=2).policy
+    trained = assert_resumes_exactly(tmp_path, factory, policy).policy
     assert not trained.blocks, "refused by fsdp: its layers are called in parts"
     trained.save_directory(str(tmp_path / "saved"))
     written = load_file(tmp_path / "saved" / "model.safetensors")
@@ -428,7 +412,7 @@ def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_pat
     fast = {"noise_scheduler_type": "DDIM", "num_inference_steps": 2}
     base = partial(LeRobotPolicy, path=str(place("diffusion")), overrides=fast)
     steering = partial(NoisePolicy, base=base)
-    assert_resumes_exactly(tmp_path, arm(4, [stack]), steering, iterations=2)
+    assert_resumes_exactly(tmp_path, arm(4, [stack]), steering)
     with refused(names=("PPO", "LeRobotPolicy", "critic")):
         fit(tmp_path / "direct", arm(4, [stack]), base)
     with refused(
@@ -446,27 +430,27 @@ def example_of(policy):
     return {key: torch.tensor(value)[None] for key, value in sample.items()}
 
 
-SPACES = [
-    ("act", arm(4), {}, ("8 actions", "4")),
-    ("act", arm(8, action_size=2), {}, "3 numbers"),
-    ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
-    ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
-    ("act", arm(8), {"keys": {"observation.state": None}}, "act"),
-    ("act", arm(8), {"lora": {"r": 4}}, ("act", "lora", "log_std_init")),
-    ("act", arm(8), {"noise": "sde"}, "noise"),
-    ("act", arm(8), {"gradient_checkpointing": True}, ("act", "gradient_checkpointing")),
-    ("act", arm(8), {"freeze": ["*visual*"]}, "*visual*"),
-    ("smolvla", push_blocks, {"log_std_init": -1.0}, "log_std_init"),
-    (
-        "smolvla",
-        arm(4, action_size=2, cameras=1),
-        {"keys": {"observation.state": "agent_pos"}},
-        "[2]",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "factory", "settings", "message"), SPACES)
+@pytest.mark.parametrize(
+    ("name", "factory", "settings", "message"),
+    [
+        ("act", arm(4), {}, ("8 actions", "4")),
+        ("act", arm(8, action_size=2), {}, "3 numbers"),
+        ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
+        ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
+        ("act", arm(8), {"keys": {"observation.state": None}}, "act"),
+        ("act", arm(8), {"lora": {"r": 4}}, ("act", "lora", "log_std_init")),
+        ("act", arm(8), {"noise": "sde"}, "noise"),
+        ("act", arm(8), {"gradient_checkpointing": True}, ("act", "gradient_checkpointing")),
+        ("act", arm(8), {"freeze": ["*visual*"]}, "*visual*"),
+        ("smolvla", push_blocks, {"log_std_init": -1.0}, "log_std_init"),
+        (
+            "smolvla",
+            arm(4, action_size=2, camera=True),
+            {"keys": {"observation.state": "agent_pos"}},
+            "[2]",
+        ),
+    ],
+)
 def test_spaces_and_settings_that_do_not_fit_are_refused(name, factory, settings, message, place):
     env = factory(1)
     spaces = env.single_observation_space, env.single_action_space
@@ -479,13 +463,8 @@ def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_direct
 ):
     """And an env's instruction has the same tokens, with the new line that LeRobot adds."""
     tokenizer = str(place("smolvla"))
-    space = gymnasium.spaces.Dict(
-        {
-            "proprio": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
-            "rgb": gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8),
-        }
-    )
-    action = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action, picture = Box(-1, 1, (2,), np.float32), Box(0, 255, (64, 64, 3), np.uint8)
+    space = gymnasium.spaces.Dict({"proprio": action, "rgb": picture})
     writer = EpisodeWriter(tmp_path / "data", space, action, fps=10, pictures="png")
     for task in TASKS:
         for step in range(4):
@@ -524,7 +503,7 @@ def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_pat
     weights = weights_of({k: list(v.shape) for k, v in theirs.state_dict().items()})
     theirs.load_state_dict(weights)
     save_file(weights, tmp_path / "model.safetensors")
-    space = gymnasium.spaces.Box(0, 255, (48, 40, 3), np.uint8)
+    space = Box(0, 255, (48, 40, 3), np.uint8)
     ours = ResNet18(space, weights=str(tmp_path)).eval()
     picture = torch.tensor(space.sample())[None]
     pixels = picture.movedim(-1, 1) / 255.0

@@ -24,19 +24,14 @@ def turned(vector, point):
     return along + math.cos(angle) * (point - along) + math.sin(angle) * np.cross(axis, point)
 
 
-def turned_by_quaternion(quaternion, point):
-    """The same by the product of quaternions, q p q*."""
-    xyz, w = quaternion[:3], quaternion[3]
-    return point + 2 * np.cross(xyz, np.cross(xyz, point) + w * point)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rotation_vector_turns_as_the_quaternion_does(seed):
     generator = np.random.default_rng(seed)
     quaternion = generator.normal(size=4)
     quaternion /= np.linalg.norm(quaternion)
     point = generator.normal(size=3)
-    expected = turned_by_quaternion(quaternion, point)
+    xyz, w = quaternion[:3], quaternion[3]
+    expected = point + 2 * np.cross(xyz, np.cross(xyz, point) + w * point)  # q p q*
     assert turned(axis_angle(quaternion), point) == pytest.approx(expected, abs=1e-12)
 
 
@@ -113,15 +108,6 @@ def test_a_state_that_is_set_is_the_listed_one(task_id):
     env.close()
 
 
-def acted(gripper, width, carried, target=(0.0, 0.25, 0.0)):
-    """Act for the alphabet soup at `carried`, with the basket at `target`."""
-    objects = np.zeros((7, 14), np.float32)
-    objects[0, :3], objects[1, :3] = carried, target
-    state = np.array([*gripper, math.pi, 0, 0, width / 2, -width / 2], np.float32)
-    observation = {"state": state, "environment_state": objects.ravel()}
-    return act(observation, TASKS["libero_object:0"])
-
-
 @pytest.mark.parametrize(
     ("gripper", "width", "carried", "direction", "fingers"),
     [
@@ -135,7 +121,11 @@ def acted(gripper, width, carried, target=(0.0, 0.25, 0.0)):
     ],
 )
 def test_the_expert_acts_by_the_poses_alone(gripper, width, carried, direction, fingers):
-    action = acted(gripper, width, carried)
+    objects = np.zeros((7, 14), np.float32)
+    objects[0, :3], objects[1, :3] = carried, (0.0, 0.25, 0.0)  # the soup and the basket
+    state = np.array([*gripper, math.pi, 0, 0, width / 2, -width / 2], np.float32)
+    observation = {"state": state, "environment_state": objects.ravel()}
+    action = act(observation, TASKS["libero_object:0"])
     assert np.sign(action[:3].round(4)).tolist() == list(direction)
     assert action[3:6] == pytest.approx(0, abs=1e-6)
     assert action[6] == fingers

@@ -39,6 +39,8 @@ from tests.helpers import assert_same
 from tests.messages import refused
 
 GAIN = 2.0
+PENDULUM = partial(GymnasiumEnv, id="Pendulum-v1")
+STEP = Reward("measurement", {"name": "step"}, 0.5)
 
 
 class Drift(ManagedEnv):
@@ -79,34 +81,29 @@ def x_of(env):
     return env.state["x"][:, 0]
 
 
-def beyond(env, at):
-    return env.state["x"][:, 0] > at
+def beyond(env, at, entry="x"):
+    return env.state[entry][:, 0] > at
 
 
 def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
     def fails(env):
         raise AssertionError
 
-    env = Drift(
-        3,
-        rewards={
-            "step": Reward("measurement", {"name": "step"}, 0.5),
-            "off": Reward(fails, weight=0.0),
-        },
-    )
+    env = Drift(3, rewards={"step": STEP, "off": Reward(fails, weight=0.0)})
     _, ((_, reward, *_, info),) = played(env, 1)
     torch.testing.assert_close(reward, torch.full((3,), 1.0))
     assert info["rewards"].keys() == {"step"}
 
 
-REWARDS = {"step": Reward("measurement", {"name": "step"}, 0.5), "alive": Reward("constant")}
-PENDULUM = partial(GymnasiumEnv, id="Pendulum-v1")  # 30 pictures per second
-
-
 @pytest.mark.parametrize(
     ("make", "step_dt"),
     [
-        (lambda **kwargs: Drift(3, rewards=REWARDS, **kwargs), 0.1),
+        (
+            lambda **kwargs: Drift(
+                3, rewards={"step": STEP, "alive": Reward("constant")}, **kwargs
+            ),
+            0.1,
+        ),
         (lambda **kwargs: PushCube(3, **kwargs), 1 / PushCube.render_fps),
         (lambda **kwargs: TermWrapper(3, PENDULUM, rewards={"env": 2.0}, **kwargs), 1 / 30),
         (lambda **kwargs: Quadruped(3, **kwargs), 0.05),
@@ -173,17 +170,8 @@ def test_a_startup_event_holds_for_an_env_and_a_reset_event_for_an_episode():
 
 def test_an_interval_event_fires_in_each_env_at_times_of_its_own():
     seconds = (0.3, 0.5)
-    env = Drift(
-        64,
-        events={
-            "push": Event(
-                "randomize",
-                {"name": "x", "low": 9, "high": 9, "operation": "add"},
-                "interval",
-                seconds,
-            )
-        },
-    )
+    push = {"name": "x", "low": 9, "high": 9, "operation": "add"}
+    env = Drift(64, events={"push": Event("randomize", push, "interval", seconds)})
     first, steps = played(env, 30, action=0.0)
     x = torch.stack([first[:, 0], *(step[0][:, 0] for step in steps)], 1)
     fired = x.diff(dim=1) > 1
@@ -339,85 +327,104 @@ def test_actions_side_by_side_drive_joints_of_their_own():
     torch.testing.assert_close(hand.target, torch.tensor([[3.2]]))
 
 
-REFUSED = {
-    "a drive that is not there": (
-        lambda: Actions({"a": Position(drives=["lef"])}, ["left", "right"], "Robot"),
-        ("Robot", "'lef'", "left, right", "close matches: left"),
-    ),
-    "a drive of two": (
-        lambda: Actions({"a": Position(), "b": Position(drives=["right"])}, ["left", "right"], "R"),
-        "the actions 'a' and 'b' both drive right",
-    ),
-    "a term without a function": (
-        lambda: Drift(1, rewards={"fast": Reward(weight=1.0)}),
-        ("Drift", "'fast'", "`term`"),
-    ),
-    "a parameter that is missing": (
-        lambda: Drift(1, terminations={"far": Termination(beyond)}),
-        ("Drift", "'far' of terminations", "at", "`params`"),
-    ),
-    "an entry that is not there": (
-        lambda: Drift(1, events={"e": Event("randomize", {"name": "gian", "low": 0, "high": 1})}),
-        ("Drift", "'gian'", "x, gain", "close matches: gain"),
-    ),
-    "a level that is not there": (
-        lambda: Drift(1, rewards={"x": Reward(x_of, level="hard")}),
-        ("Drift", "'x'", "'hard'"),
-    ),
-    "times of a reset": (
-        lambda: Drift(
-            1, events={"e": Event("randomize", {"name": "x", "low": 0, "high": 1}, every_s=(1, 2))}
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(
+            lambda: Actions({"a": Position(drives=["lef"])}, ["left", "right"], "Robot"),
+            ("Robot", "'lef'", "left, right", "close matches: left"),
+            id="a drive that is not there",
         ),
-        ("'e' of events", "every_s and at_reset", "interval"),
-    ),
-    "both kinds of noise": (lambda: Noise(0.1, 0.1), "std or uniform"),
-    "pictures and terms": (
-        lambda: PushCube(
-            1, pictures=Pictures(), observations={"a": {"own": Observation("task_observation")}}
+        pytest.param(
+            lambda: Actions(
+                {"a": Position(), "b": Position(drives=["right"])}, ["left", "right"], "R"
+            ),
+            "the actions 'a' and 'b' both drive right",
+            id="a drive of two",
         ),
-        ("`pictures`", "`observations`"),
-    ),
-    "drives of a task without names": (
-        lambda: CartPole(1, action=Position(drives=["slider"])),
-        ("CartPole", "drives: ['slider']", "Position"),
-    ),
-    "other numbers of scales": (
-        lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
-        ("Position: scale", "2", "[1.0, 2.0, 3.0]"),
-    ),
-    "an action that needs the state": (
-        lambda: TermWrapper(1, partial(GymnasiumEnv, id="Pendulum-v1"), action=DeltaPosition()),
-        ("DeltaPosition", "allowed: Position"),
-    ),
-    "ends of an env that cannot reset rows": (
-        lambda: TermWrapper(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
-        ("terminations", "GymnasiumEnv"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_at_construction(name):
-    make, message = REFUSED[name]
+        pytest.param(
+            lambda: Drift(1, rewards={"fast": Reward(weight=1.0)}),
+            ("Drift", "'fast'", "`term`"),
+            id="a term without a function",
+        ),
+        pytest.param(
+            lambda: Drift(1, terminations={"far": Termination(beyond)}),
+            ("Drift", "'far' of terminations", "at", "`params`"),
+            id="a parameter that is missing",
+        ),
+        pytest.param(
+            lambda: Drift(
+                1, events={"e": Event("randomize", {"name": "gian", "low": 0, "high": 1})}
+            ),
+            ("Drift", "'gian'", "x, gain", "close matches: gain"),
+            id="an entry that is not there",
+        ),
+        pytest.param(
+            lambda: Drift(1, rewards={"x": Reward(x_of, level="hard")}),
+            ("Drift", "'x'", "'hard'"),
+            id="a level that is not there",
+        ),
+        pytest.param(
+            lambda: Drift(
+                1,
+                events={
+                    "e": Event("randomize", {"name": "x", "low": 0, "high": 1}, every_s=(1, 2))
+                },
+            ),
+            ("'e' of events", "every_s and at_reset", "interval"),
+            id="times of a reset",
+        ),
+        pytest.param(lambda: Noise(0.1, 0.1), "std or uniform", id="both kinds of noise"),
+        pytest.param(
+            lambda: PushCube(
+                1, pictures=Pictures(), observations={"a": {"own": Observation("task_observation")}}
+            ),
+            ("`pictures`", "`observations`"),
+            id="pictures and terms",
+        ),
+        pytest.param(
+            lambda: CartPole(1, action=Position(drives=["slider"])),
+            ("CartPole", "drives: ['slider']", "Position"),
+            id="drives of a task without names",
+        ),
+        pytest.param(
+            lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
+            ("Position: scale", "2", "[1.0, 2.0, 3.0]"),
+            id="other numbers of scales",
+        ),
+        pytest.param(
+            lambda: TermWrapper(1, PENDULUM, action=DeltaPosition()),
+            ("DeltaPosition", "allowed: Position"),
+            id="an action that needs the state",
+        ),
+        pytest.param(
+            lambda: TermWrapper(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
+            ("terminations", "GymnasiumEnv"),
+            id="ends of an env that cannot reset rows",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_at_construction(make, message):
     with refused(names=message):
         make()
 
 
-RETURNS = {
-    "a reward of another shape": (
-        {"rewards": {"x": Reward(lambda env: env.state["x"])}},
-        ("'x' of rewards", "torch.float32 [2, 1]", "[2]"),
-    ),
-    "an end that is a number": (
-        {"terminations": {"x": Termination(x_of)}},
-        ("'x' of terminations", "[2]", "torch.bool"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RETURNS)
-def test_a_term_that_returns_something_else_is_named(name):
-    terms, message = RETURNS[name]
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        pytest.param(
+            {"rewards": {"x": Reward(lambda env: env.state["x"])}},
+            ("'x' of rewards", "torch.float32 [2, 1]", "[2]"),
+            id="a reward of another shape",
+        ),
+        pytest.param(
+            {"terminations": {"x": Termination(x_of)}},
+            ("'x' of terminations", "[2]", "torch.bool"),
+            id="an end that is a number",
+        ),
+    ],
+)
+def test_a_term_that_returns_something_else_is_named(terms, message):
     with refused(EnvFaultError, names=message):
         played(Drift(2, **terms), 1)
 
@@ -436,29 +443,21 @@ def test_thresholds_of_tasks_are_settings():
     assert "success" not in played(none, 1)[1][-1][-1]
 
 
-def high(env, most):
-    return env.state["observation"][:, 0] > most
-
-
 def turned(env):
     return (env.state["observation"] - env.previous_state["observation"]).abs().sum(1)
 
 
 def pendulum(num_envs, **more):
+    high = {"at": 0.9, "entry": "observation"}
+    noisy = Observation("task_observation", noise=Noise(std=0.1), history=2, delay=(0, 2))
     settings = {
         "rewards": {"env": 0.5, "turned": Reward(turned)},
         "metrics": {"turned": Metric(turned)},
-        "observations": {
-            "policy": {
-                "own": Observation(
-                    "task_observation", noise=Noise(std=0.1), history=2, delay=(0, 2)
-                )
-            }
-        },
-        "terminations": {"high": Termination(high, {"most": 0.9}, "success")},
+        "observations": {"policy": {"own": noisy}},
+        "terminations": {"high": Termination(beyond, high, "success")},
         "action": Position(2.0, clip=1.0),
     }
-    return TermWrapper(num_envs, partial(GymnasiumEnv, id="Pendulum-v1"), **settings | more)
+    return TermWrapper(num_envs, PENDULUM, **settings | more)
 
 
 def test_around_an_env_terms_see_its_observations_and_ends_are_before_the_reset():

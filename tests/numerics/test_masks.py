@@ -23,7 +23,7 @@ from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
-from tests.helpers import draw_from, make_collector
+from tests.helpers import draw_from, make_collector, policy_for
 from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
@@ -35,23 +35,13 @@ def make(space):
     return distribution_for(space, squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0))
 
 
-def observed(mask_space, **more):
-    return Dict({"state": STATE, "action_mask": mask_space, **more})
+def observed(mask_space):
+    return Dict({"state": STATE, "action_mask": mask_space})
 
 
-def env_with_masks(num_envs=4, vectorization="sync", **kwargs):
-    wrapper = partial(ActionMask, key=kwargs.get("key", "action_mask"))
-    return GymnasiumEnv(
-        num_envs,
-        "tests/ReportsActionMask-v0",
-        kwargs,
-        vectorization=vectorization,
-        wrappers=[wrapper],
-    )
-
-
-def policy_for(env, cls=ActorCritic, **settings):
-    return cls(env.single_observation_space, env.single_action_space, (16,), **settings)
+def env_with_masks(vectorization="sync", key="action_mask", **kwargs):
+    settings = {"vectorization": vectorization, "wrappers": [partial(ActionMask, key=key)]}
+    return GymnasiumEnv(4, "tests/ReportsActionMask-v0", kwargs | {"key": key}, **settings)
 
 
 def test_of_a_million_draws_none_is_forbidden_and_the_mode_is_not_either():

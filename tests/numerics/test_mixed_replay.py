@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import EpisodeWriter, GymnasiumEnv, MixedReplay, ReplayBuffer
-from lightning_rl.extensions.wrappers.penalty import PenaltyTerms
+from lightning_rl import SAC, EpisodeWriter, GripperSAC, GymnasiumEnv, MixedReplay, ReplayBuffer
+from tests.arms import helped_arm
 from tests.core.numerics.test_replay import (
     ACTION,
     NESTED,
@@ -46,9 +46,6 @@ def drawn(replay, **settings):
     (batch,) = replay.batches(1, 600, **settings)
     rows = torch.stack([batch[key].reshape(600, -1)[:, 0].float() for key in FIELDS], 1)
     return {tuple(row) for row in rows.tolist()}
-
-
-# --- shares ---
 
 
 @pytest.mark.parametrize(
@@ -103,9 +100,6 @@ def test_the_fields_of_a_minibatch_are_the_same_wherever_its_samples_are_from():
     assert list(alone.keys()) == list(both.keys()) == [*FIELDS, "intervened", "penalty"]
     assert all(value.shape[:1] == (6,) for value in both.values())
     assert not both["intervened"][:3].any()
-
-
-# --- interventions ---
 
 
 def test_an_intervention_is_in_both_with_what_was_executed_and_what_truly_followed():
@@ -177,9 +171,6 @@ def test_chunks_are_refused():
         replay.extend(Stream(VECTOR, 2, seed=1, chunk=3, action=Box(-1, 1, (3, 2))).next(4))
 
 
-# --- what it begins with ---
-
-
 def write_dataset(path, episodes, *, rewards=True, extra=True):
     """Episodes of numbers: observation i, action 10 i, reward i, penalty -i; ended as told."""
     pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install -e '.[data]'")
@@ -240,21 +231,16 @@ def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(
         mixed(online_ratio=1.5)
 
 
-def pendulum(replay, total=2 * 8 * 6):
-    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": total, "replay": replay}
-    from lightning_rl import SAC
-
+def pendulum(replay):
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": replay}
     return {"env": "Pendulum-v1", "data": data, "model": {"algorithm": SAC}}
 
 
 def test_another_runs_replay_is_what_it_begins_with(tmp_path):
     small = partial(ReplayBuffer, capacity=60)
-    _, data, _ = train(tmp_path / "a", **pendulum(small))
-    again = train(
-        tmp_path / "b",
-        **pendulum(partial(MixedReplay, online=small, demonstrations=str(tmp_path / "a"))),
-    )
-    del data, again
+    train(tmp_path / "a", **pendulum(small))
+    both = partial(MixedReplay, online=small, demonstrations=str(tmp_path / "a"))
+    train(tmp_path / "b", **pendulum(both))
     env = GymnasiumEnv(1, "Pendulum-v1")
     spaces = env.single_observation_space, env.single_action_space
     state = torch.load(last(tmp_path / "a"), weights_only=True)["RLDataModule"]["replays"][0]
@@ -263,13 +249,13 @@ def test_another_runs_replay_is_what_it_begins_with(tmp_path):
     replay = MixedReplay(*spaces, 1, online_ratio=0.0, demonstrations=str(tmp_path / "a"))
     replay.extend(Stream(spaces[0], 1, action=spaces[1], seed=1).next(2))
     assert len(replay.offline) == len(source) == 60
-    both = []
-    for one in (source, replay.offline):
-        (batch,) = one.batches(1, 3000, gamma=0.9)
+    rows_of = []
+    for buffer in (source, replay.offline):
+        (batch,) = buffer.batches(1, 3000, gamma=0.9)
         rows = torch.cat([batch[key].reshape(3000, -1) for key in FIELDS], 1)
-        both.append({row.numpy().tobytes() for row in rows})
-    assert both[0] == both[1]
-    assert len(both[0]) == 60
+        rows_of.append({row.numpy().tobytes() for row in rows})
+    assert rows_of[0] == rows_of[1]
+    assert len(rows_of[0]) == 60
 
 
 def test_a_checkpoint_without_a_replay_is_refused(tmp_path):
@@ -278,9 +264,6 @@ def test_a_checkpoint_without_a_replay_is_refused(tmp_path):
     spaces = env.single_observation_space, env.single_action_space
     with refused(names=(last(tmp_path), "last.ckpt", "trainer.save_replay")):
         MixedReplay(*spaces, 1, demonstrations=str(tmp_path))
-
-
-# --- checkpoints ---
 
 
 def test_saved_and_resumed_it_draws_the_same_and_writes_what_is_new_alone(tmp_path):
@@ -325,16 +308,7 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
         fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)
 
 
-def helped_arm(n):
-    import tests.arms  # noqa: F401  # registers it
-
-    terms = {"discrete_penalty": 1.0}
-    return GymnasiumEnv(n, "tests/Arm-v0", wrappers=[partial(PenaltyTerms, terms=terms)])
-
-
 def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tmp_path):
-    from lightning_rl import GripperSAC
-
     seen = []
 
     def keep(replay, batches, *args, **kwargs):

@@ -31,10 +31,6 @@ from tests.references import numeric_gradient
 
 mujoco = pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
 
-LEG = '<geom type="capsule" size=".03" fromto="0 0 0 0 0 -.4" mass="1"/>'
-FOOT = '<body name="foot" pos="0 0 -.4"><geom size=".03" mass=".1"/></body>'
-WITH_A_FOOT = MODEL.replace(LEG, LEG + FOOT, 1)
-
 NAMES = ["left_hip", "right_hip"]
 FPS, LENGTH = 30, 61
 
@@ -52,7 +48,9 @@ def recording(times):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "robot.xml").write_text(WITH_A_FOOT)
+    leg = '<geom type="capsule" size=".03" fromto="0 0 0 0 0 -.4" mass="1"/>'
+    foot = '<body name="foot" pos="0 0 -.4"><geom size=".03" mass=".1"/></body>'
+    (tmp_path / "robot.xml").write_text(MODEL.replace(leg, leg + foot, 1))
     (tmp_path / "robot.yaml").write_text(LAYOUT)
     joints, base = recording(np.arange(LENGTH) / FPS)
     base[40:, 3:] *= -1.0
@@ -63,11 +61,9 @@ def files(tmp_path, monkeypatch):
     return content
 
 
-def robot(num_envs=3, **settings):
-    settings = {"starts": "first", **settings}
-    return MotionRobot(
-        num_envs, model="robot.xml", layout="robot.yaml", motion="walk.npz", **settings
-    )
+def robot(num_envs, **settings):
+    files = {"model": "robot.xml", "layout": "robot.yaml", "motion": "walk.npz"}
+    return MotionRobot(num_envs, **files, **{"starts": "first"} | settings)
 
 
 def test_a_motion_is_read_at_the_control_period(files):
@@ -90,10 +86,8 @@ def test_a_motion_is_read_at_the_control_period(files):
 
 
 def test_the_base_may_stand_with_the_bodies_and_the_names_in_the_setting(files):
-    whole, parts = (
-        read_motion("walk.npz", NAMES, 0.02),
-        read_motion("bodies.npz", NAMES, 0.02, NAMES),
-    )
+    whole = read_motion("walk.npz", NAMES, 0.02)
+    parts = read_motion("bodies.npz", NAMES, 0.02, NAMES)
     for name, value in vars(whole).items():
         torch.testing.assert_close(getattr(parts, name), value)
 
@@ -208,8 +202,10 @@ def test_measures_agree_with_mujoco(files):
         *_, info = env.step(torch.zeros(1, 2))
     model = env.layout.model
     places = []
-    # Frames are measured one substep before the end of the step.
-    for pose in (env.state["qpos"] - 0.005 * _rates(env), env.pose_at(env.state["frame"])[0]):
+    # Frames are measured one substep before the end of the step; the base hardly turns within it.
+    rates = torch.zeros_like(env.state["qpos"])
+    rates[:, :3], rates[:, 7:] = env.state["qvel"][:, :3], env.state["qvel"][:, 6:]
+    for pose in (env.state["qpos"] - 0.005 * rates, env.pose_at(env.state["frame"])[0]):
         data = mujoco.MjData(model)
         data.qpos[:] = pose[0].double().numpy()
         mujoco.mj_kinematics(model, data)
@@ -220,13 +216,6 @@ def test_measures_agree_with_mujoco(files):
     joints = env.state["qpos"][:, env.layout.columns("qpos", env.joints)]
     error = (joints - env.motion.joints[5]).abs().mean()
     assert float(info["metrics"]["joint_error"]) == pytest.approx(float(error), rel=1e-5)
-
-
-def _rates(env):
-    """The change of qpos per second, of a base that hardly turns within a substep."""
-    rates = torch.zeros_like(env.state["qpos"])
-    rates[:, :3], rates[:, 7:] = env.state["qvel"][:, :3], env.state["qvel"][:, 6:]
-    return rates
 
 
 def test_the_end_is_a_success_that_cuts_the_episode(files):
@@ -301,10 +290,8 @@ def discriminator(**settings):
 
 def test_the_style_reward_is_that_of_the_reference():
     """With an episode that ends in the middle, whose final observation differs from the next start."""
-    module, rollout = (
-        discriminator(activation="relu"),
-        allocate_rollout(SPACE, Box(-1, 1, (1,)), 3, 5),
-    )
+    module = discriminator(activation="relu")
+    rollout = allocate_rollout(SPACE, Box(-1, 1, (1,)), 3, 5)
     draw = np.random.default_rng(3)
     for key, size in (("style", 2), ("motion", 4)):
         values = draw.normal(1.0, 2.0, (3, 6, size))

@@ -24,9 +24,6 @@ def linears(module):
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
-# --- perceptrons ---
-
-
 @pytest.mark.parametrize(("hidden", "count"), [((), 1), ((8,), 2), ((8, 5), 3)])
 def test_mlp_shapes(hidden, count):
     network = mlp(4, hidden, 2)
@@ -116,8 +113,6 @@ def test_sizes_below_one_are_refused(hidden):
         mlp(2, hidden, 1)
 
 
-# --- flat observations ---
-
 NESTED = Dict(
     {
         "b": Dict({"z": Box(-1, 1, (2,)), "a": Box(0, 9, (2, 2), np.int32)}),
@@ -139,10 +134,8 @@ FLAT_SPACES = {
 def tensor_tree(rows):
     """Stack observations, the keys of a tree in another order than the sorted one."""
     if isinstance(rows[0], dict):
-        keys = sorted(rows[0], reverse=True)
-        return TensorDict(
-            {key: tensor_tree([row[key] for row in rows]) for key in keys}, [len(rows)]
-        )
+        columns = {key: [row[key] for row in rows] for key in sorted(rows[0], reverse=True)}
+        return TensorDict({k: tensor_tree(column) for k, column in columns.items()}, [len(rows)])
     return torch.from_numpy(np.stack([np.asarray(row) for row in rows]))
 
 
@@ -190,9 +183,6 @@ def test_two_batch_dimensions_flatten_to_the_same_numbers(name):
 def test_observations_that_a_perceptron_cannot_take(space, message):
     with refused(names=message):
         flat_observation_size(space)
-
-
-# --- the policy ---
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,10 @@ from tests.references import forward_returns
 from tests.variants import before, variant
 
 
-def batches(sizes, dims=3, seed=0):
+def batches(sizes):
     """Batches whose means and spreads differ, so that merging them wrongly shows."""
-    rng = np.random.default_rng(seed)
-    return [
-        rng.normal(rng.normal(size=dims) * 5, rng.random(dims) * 3 + 0.1, size=(n, dims))
-        for n in sizes
-    ]
+    rng = np.random.default_rng(0)
+    return [rng.normal(rng.normal(size=3) * 5, rng.random(3) * 3 + 0.1, (n, 3)) for n in sizes]
 
 
 def feed(moments, data):
@@ -30,16 +27,13 @@ def feed(moments, data):
     return moments
 
 
-def reload(source, target):
+def reload(source):
     """Bring a state over as a checkpoint does."""
-    file = io.BytesIO()
+    file, target = io.BytesIO(), RewardNormalizer()
     torch.save(source.state_dict(), file)
     file.seek(0)
     target.load_state_dict(torch.load(file, weights_only=True))
     return target
-
-
-# --- moments ---
 
 
 @pytest.mark.parametrize("sizes", [(50,), (1, 1, 1, 1), (1, 500, 3, 64, 2), (7,) * 40])
@@ -77,9 +71,6 @@ def test_an_empty_batch_changes_nothing():
     assert all(torch.equal(value, before[key]) for key, value in moments.state_dict().items())
 
 
-# --- observations ---
-
-
 def test_observations_pass_unchanged_before_the_first_update():
     observation = torch.randn(5, 4, 3)
     torch.testing.assert_close(
@@ -111,12 +102,9 @@ def test_scaling_does_not_move_the_statistics():
     assert not list(normalizer.parameters())
 
 
-# --- rewards ---
-
-
-def rollouts(count=4, n_envs=5, n_steps=12, seed=0, scale=3.0):
+def rollouts(count=4, n_envs=5, seed=0, scale=3.0):
     rng = np.random.default_rng(seed)
-    shape = (n_envs, n_steps)
+    shape = (n_envs, 12)
     return [(rng.normal(1.0, scale, size=shape), rng.random(shape) < 0.15) for _ in range(count)]
 
 
@@ -183,7 +171,7 @@ def test_reward_scaling_survives_a_checkpoint(cut):
     whole, begun = RewardNormalizer(), RewardNormalizer()
     expected = scale(whole, data, 0.97)
     scale(begun, data[:cut], 0.97)
-    resumed = reload(begun, RewardNormalizer())
+    resumed = reload(begun)
     assert_same([*scale(resumed, data[cut:], 0.97)], [*expected[cut:]])
 
 
@@ -191,7 +179,7 @@ def test_another_number_of_envs_starts_new_returns_and_keeps_the_statistics():
     wide, narrow = rollouts(count=2, n_envs=5), rollouts(count=2, n_envs=3, seed=9)
     begun = RewardNormalizer()
     scale(begun, wide, 0.97)
-    resumed = reload(begun, RewardNormalizer())
+    resumed = reload(begun)
     assert_all_close(scale(resumed, narrow, 0.97), scaled_rewards([*wide, *narrow], 0.97)[2:])
 
 
@@ -220,31 +208,25 @@ def test_a_chunk_of_k_steps_decays_the_running_return_by_gamma_to_the_k():
     assert float(taken_for_steps.carry[0]) > 2 * by_step[0, -1]
 
 
-def check_carry(module, rollout, batch_idx):
-    carried = module.carries[-1] if module.carries else np.zeros(len(rollout))
-    expected = forward_returns(
-        rollout["reward"][:, :-1].numpy(),
-        rollout["done"][:, :-1].numpy(),
-        carried * rollout["continues"][:, 0].numpy(),
-        module.gamma,
-    )
-    carry = np.where(rollout["done"][:, -2], 0.0, expected[:, -1])
-    np.testing.assert_allclose(module.reward_normalizer.carry, carry, rtol=1e-5)
-    module.carries.append(carry)
-    module.continued.append(rollout["continues"][:, 0].tolist())
-
-
 @pytest.mark.parametrize("collector", [SyncCollector, AsyncCollector])
 @pytest.mark.parametrize("resets", [False, True])
 def test_in_a_run_the_running_return_goes_on_where_the_episodes_do(resets, collector, tmp_path):
+    carries, continued = [np.zeros(4)], []
+
+    def check_carry(module, rollout, batch_idx):
+        continues = rollout["continues"][:, 0]
+        reward, done = (rollout[key][:, :-1].numpy() for key in ("reward", "done"))
+        returns = forward_returns(reward, done, carries[-1] * continues.numpy(), module.gamma)
+        carries.append(np.where(done[:, -1], 0.0, returns[:, -1]))
+        np.testing.assert_allclose(module.reward_normalizer.carry, carries[-1], rtol=1e-5)
+        continued.append(continues.tolist())
+
     settings = EpisodeSettings(reset_every_rollout=resets)
     ppo = before(variant(PPO, episode_settings=settings), training_step=check_carry)
-    ppo.carries, ppo.continued = [], []
-
     data = {"collector": collector}
     model = {"algorithm": ppo, "normalize_reward": True}
     train(tmp_path, data=data, model=model, trainer={"limit_val_batches": 0})
-    assert ppo.continued == [[False] * 4] + [[not resets] * 4] * 5
+    assert continued == [[False] * 4] + [[not resets] * 4] * 5
 
 
 def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):

@@ -1,6 +1,5 @@
 """Tests of paired comparisons against enumerations and simulations."""
 
-from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -11,54 +10,37 @@ from lightning_rl.extensions.judging.paired import difference_interval, mcnemar,
 
 
 def episode(success, total=0.0):
-    return {
-        "success": success,
-        "return": total,
-        "length": 1,
-        "terminated": True,
-        "cut": False,
-        "seed": 0,
-    }
-
-
-def enumerated(gains, losses):
-    """The share of all assignments of the disagreements that are at least as uneven."""
-    trials, distance = gains + losses, abs(gains - losses)
-    signs = list(product((-1, 1), repeat=trials))
-    return Fraction(sum(abs(sum(s)) >= distance for s in signs), len(signs))
+    ended = {"length": 1, "terminated": True, "cut": False, "seed": 0}
+    return {"success": success, "return": total} | ended
 
 
 @pytest.mark.parametrize(("gains", "losses"), [(0, 0), (1, 0), (3, 3), (0, 6), (9, 2), (5, 7)])
 def test_the_p_value_is_the_share_of_all_assignments(gains, losses):
-    assert mcnemar(gains, losses) == pytest.approx(float(enumerated(gains, losses)), abs=1e-15)
+    """Of all that give each disagreement to one of the two: those that are at least as uneven."""
+    assignments = list(product((-1, 1), repeat=gains + losses))
+    uneven = [abs(sum(signs)) >= abs(gains - losses) for signs in assignments]
+    assert mcnemar(gains, losses) == pytest.approx(np.mean(uneven), abs=1e-15)
 
 
 def test_many_pairs_have_a_p_value():
     assert 0 < mcnemar(500, 600) < 0.01
 
 
-def pairs_of(success, gain, loss, pairs, generator):
-    """Pairs of outcomes [pairs, 2] with these shares of successes of both, and of one alone."""
-    cells = np.array([[1, 1], [1, 0], [0, 1], [0, 0]])
-    shares = [success, gain, loss, 1 - success - gain - loss]
-    return cells[generator.choice(4, size=pairs, p=shares)]
-
-
-def counts(pairs):
-    return int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
+def draw_thousand(gain, loss, pairs):
+    """The numbers of pairs of which the first, and of which the second alone succeeds, [1000, 2]."""
+    generator = np.random.default_rng(0)
+    return generator.multinomial(pairs, [gain, loss, 1 - gain - loss], 1_000)[:, :2].tolist()
 
 
 @pytest.mark.parametrize(("pairs", "apart"), [(20, 0.4), (50, 0.1), (50, 0.5)])
 def test_equal_policies_are_called_different_in_at_most_one_comparison_of_twenty(pairs, apart):
-    generator = np.random.default_rng(0)
-    draws = [pairs_of(0.3, apart / 2, apart / 2, pairs, generator) for _ in range(1_000)]
-    assert np.mean([mcnemar(*counts(draw)) <= 0.05 for draw in draws]) <= 0.05
+    draws = draw_thousand(apart / 2, apart / 2, pairs)
+    assert np.mean([mcnemar(*draw) <= 0.05 for draw in draws]) <= 0.05
 
 
 @pytest.mark.parametrize(("gain", "loss"), [(0.1, 0.1), (0.25, 0.1), (0.02, 0.0)])
 def test_the_interval_covers_the_difference(gain, loss):
-    generator = np.random.default_rng(0)
-    draws = [counts(pairs_of(0.5, gain, loss, 50, generator)) for _ in range(1_000)]
+    draws = draw_thousand(gain, loss, 50)
     intervals = np.array([difference_interval(*draw, 50) for draw in draws])
     covered = (intervals[:, 0] <= gain - loss) & (gain - loss <= intervals[:, 1])
     assert covered.mean() >= 0.93
@@ -68,9 +50,8 @@ def test_the_needed_episodes_show_the_difference_in_four_of_five_comparisons():
     gain, loss, pairs = 0.25, 0.1, 1_000
     interval = difference_interval(250, 100, pairs)
     needed = needed_episodes(pairs, gain - loss, interval, 1)
-    generator = np.random.default_rng(0)
-    draws = [pairs_of(0.5, gain, loss, needed, generator) for _ in range(1_000)]
-    assert 0.77 <= np.mean([mcnemar(*counts(draw)) <= 0.05 for draw in draws]) <= 0.85
+    draws = draw_thousand(gain, loss, needed)
+    assert 0.77 <= np.mean([mcnemar(*draw) <= 0.05 for draw in draws]) <= 0.85
 
 
 def test_without_a_difference_no_number_is_enough():

@@ -35,7 +35,7 @@ from lightning_rl.rollout.contract import discounted_reward
 from tests.helpers import assert_same_run, fit_in, last, train
 from tests.messages import refused
 from tests.probes import ActionProbe
-from tests.variants import before
+from tests.variants import after, before
 
 BF16 = {"precision": "bf16-mixed"}
 PLAIN = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
@@ -56,26 +56,16 @@ def keeps_rollouts(algorithm):
     return kept
 
 
-def watched(tmp_path, precision, algorithm=PPO, collector=SyncCollector, **kwargs):
-    """Train for six iterations, and return the module."""
-    groups = {"group_size": 2} if algorithm is GRPO else {}
-    return train(
-        tmp_path,
-        model={"algorithm": keeps_rollouts(algorithm)} | groups,
-        data={"collector": collector},
-        trainer=PLAIN | {"precision": precision},
-        **kwargs,
-    )[0]
-
-
-ASYNC = partial(AsyncCollector, max_staleness=0)
-
-
-@pytest.mark.parametrize("collector", [SyncCollector, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "collector", [SyncCollector, partial(AsyncCollector, max_staleness=0)], ids=["sync", "async"]
+)
 @pytest.mark.parametrize("algorithm", [PPO, GRPO])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_acting_and_updating_compute_the_same_log_prob(env, algorithm, collector, tmp_path):
-    module = watched(tmp_path, "bf16-mixed", algorithm, collector, env=env)
+    model = {"algorithm": keeps_rollouts(algorithm)}
+    model |= {"group_size": 2} if algorithm is GRPO else {}
+    data = {"collector": collector}
+    module, *_ = train(tmp_path, env=env, data=data, model=model, trainer=PLAIN | BF16)
     assert len(module.rollouts) == 6
     for rollout, log_prob in zip(module.rollouts, module.log_probs, strict=True):
         assert torch.equal(rollout["sample_log_prob"], log_prob), "as many envs at once: same bits"
@@ -171,18 +161,14 @@ def test_it_learns(compile, iterations, tmp_path, request):
     assert all(p.dtype == torch.float32 for p in module.policy.parameters())
 
 
-class Unconverted(ActorCritic):
-    """A policy of one's own whose log-probs are as its network computes them."""
-
-    def forward(self, td, deterministic=False, generator=None):
-        td = super().forward(td, deterministic, generator)
-        return td.set("sample_log_prob", td["sample_log_prob"].bfloat16())
-
-
 def test_a_policy_that_returns_bfloat16_is_told_to_convert_it(tmp_path):
+    def keep_rounded(policy, td, *args, **kwargs):
+        td["sample_log_prob"] = td["sample_log_prob"].bfloat16()
+
+    rounded = after(ActorCritic, forward=keep_rounded)
     message = ("'sample_log_prob'", "torch.bfloat16", "torch.float32", ".float()")
     with refused(names=message):
-        train(tmp_path, policy={"policy_class": Unconverted}, trainer=PLAIN | BF16)
+        train(tmp_path, policy={"policy_class": rounded}, trainer=PLAIN | BF16)
 
 
 SHORT = partial(PointMass, max_episode_steps=5)
@@ -217,20 +203,14 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
     assert all(one.isfinite().all() for one in state.values())
 
 
-CROSSQ = {
-    "env": "Pendulum-v1",
-    "data": {
-        "replay": partial(ReplayBuffer, capacity=500),
-        "buffer_size": 8,
-        "total_env_steps": 160,
-    },
-    "policy": BATCH["policy"],
-    "model": {"algorithm": SAC} | BATCH["model"],
-}
-
-
-@pytest.mark.parametrize("settings", [{}, CROSSQ], ids=["PPO", "CrossQ"])
-def test_resume_is_exact(settings, tmp_path):
+@pytest.mark.parametrize("crossq", [False, True], ids=["PPO", "CrossQ"])
+def test_resume_is_exact(crossq, tmp_path):
+    settings = {}
+    if crossq:
+        replay = partial(ReplayBuffer, capacity=500)
+        data = {"replay": replay, "buffer_size": 8, "total_env_steps": 160}
+        model = BATCH["model"] | {"algorithm": SAC}
+        settings = BATCH | {"env": "Pendulum-v1", "data": data, "model": model}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(whole, trainer=BF16, **settings)
     train(broken, trainer=BF16 | {"max_epochs": 1}, **settings)

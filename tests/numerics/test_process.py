@@ -30,14 +30,6 @@ for _ in range(10):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
-RETURNED = f"""
-import ctypes
-from lightning_rl.system import process
-mallopt = ctypes.CDLL(None).mallopt
-mallopt(process.M_MMAP_THRESHOLD, 1_000_000), mallopt(process.M_TRIM_THRESHOLD, 0)  # as the environment says
-{FAULTS}
-"""
-
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
 
@@ -60,7 +52,13 @@ def test_blocks_that_were_freed_are_used_again_without_page_faults(tmp_path, mon
 @glibc
 def test_the_environment_has_the_last_word(tmp_path):
     limits = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "0"}
-    kept, faults = run(RETURNED, tmp_path / "faults.py", **limits)
+    set_limits = """
+import ctypes
+from lightning_rl.system import process
+mallopt = ctypes.CDLL(None).mallopt
+mallopt(process.M_MMAP_THRESHOLD, 1_000_000), mallopt(process.M_TRIM_THRESHOLD, 0)  # as the environment says
+"""
+    kept, faults = run(set_limits + FAULTS, tmp_path / "faults.py", **limits)
     assert kept == 0
     assert faults > 1000, "or the test above could not fail"
 
