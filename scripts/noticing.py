@@ -40,6 +40,9 @@ EXEMPT = ("tests/reports/", "tests/core/reports/", "tests/security/", "tests/tes
 LONGEST = 30
 """CPU seconds of tests for one defect."""
 
+FILES = 3
+"""Test files that are imported at a time."""
+
 
 @cache
 def store() -> Path:
@@ -204,8 +207,9 @@ class Watch:
     def run(self, options: Sequence[str]) -> None:
         """Run the tests in their order."""
         files = list(dict.fromkeys(test.split("::")[0] for test in self._tests))
-        if files:
-            pytest.main([*options, *files], plugins=[self])
+        for first in range(0, len(files), FILES):  # to import them all takes longer than the tests
+            if not self._enough_seen():
+                pytest.main([*options, *files[first : first + FILES]], plugins=[self])
 
     def row(self) -> dict[str, Any]:
         """Return the tests that noticed; if they are fewer than asked for, the others, too."""
@@ -233,10 +237,13 @@ class Watch:
         """Stop after the test that is enough."""
         result = yield
         self.ran.append(item.nodeid)
-        functions = {function(test) for test in self.noticed_by}
-        if len(functions) >= self._enough or time.process_time() > self._end:
+        if self._enough_seen():
             item.session.shouldstop = "enough"
         return result
+
+    def _enough_seen(self) -> bool:
+        functions = {function(test) for test in self.noticed_by}
+        return len(functions) >= self._enough or time.process_time() > self._end
 
 
 def function(test: str) -> str:

@@ -143,11 +143,6 @@ def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
     assert texts(findings, "update")
 
 
-def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
-    error = error_of(capsys, "fit", *broken, status=1)
-    assert_names(error, "'Broken-v0'", "[1]", "[2]", "rl-cli check")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,10 +167,6 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
 def test_what_fit_refuses_is_refused(arguments, message, capsys):
     assert error_of(capsys, "check", *arguments, status=1) == message.strip()
     assert not list(Path().iterdir())
-
-
-def test_it_asks_for_a_config(capsys):
-    assert_names(error_of(capsys, "check"), "check", "--config FILE", "--ckpt_path last")
 
 
 def test_a_metric_of_a_success_that_is_never_reported_is_an_error():

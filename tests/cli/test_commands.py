@@ -7,18 +7,16 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping
 
 import lightning_rl as rl
-from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
-from lightning_rl.system.declared import parts_of
 from tests import helpers
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
@@ -72,16 +70,6 @@ def test_a_run_leaves_what_the_documentation_says(capsys):
     assert config["model"]["init_args"]["batch_size"] == 32
     assert config["exp_name"] == "trial"
     assert load(last(run_dir))["global_step"] == 6
-
-
-def test_the_run_is_named_after_its_config():
-    assert fit(steps=64).name.startswith("ppo_2")
-
-
-def test_a_path_is_plain_with_every_python():
-    """Since Python 3.13 its class comes from `pathlib._local`."""
-    moved = type("Path", (PurePosixPath,), {"__module__": "pathlib._local"})
-    assert parts_of(str | moved | None).plain == [str, moved, type(None)]
 
 
 def test_validate_needs_nothing_but_the_checkpoint(capsys):
@@ -140,30 +128,6 @@ def test_what_was_trained_in_python_is_validated_and_goes_on(capsys):
     assert load(last(newest()))["lightning_rl"]["env_steps"] == 128
 
 
-def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
-    def optimizer(parameters):
-        return torch.optim.SGD(parameters, lr=0.1)
-
-    run_dir, found = python_run(lambda n: rl.GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
-    capsys.readouterr()
-    error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
-    assert_names(
-        error,
-        "model.optimizer",
-        "data.env",
-        "lambda",
-        "--model.optimizer",
-        "--data.env",
-        "--config",
-    )
-    given = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1"]
-    error = error_of(capsys, "validate", "--ckpt_path", "last", *given, status=1)
-    assert_names(error, "model.optimizer", "function")
-    run(["validate", "--ckpt_path", "last", *given, "--model.optimizer=torch.optim.SGD"])
-    evaluation = json.loads((run_dir / "checkpoints" / "evaluation.json").read_text())
-    assert evaluation["avg_reward"] == found["eval/avg_reward"]
-
-
 def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
     class InScript(rl.ActorCritic):
         pass
@@ -175,23 +139,6 @@ def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
     capsys.readouterr()
     error = error_of(capsys, "validate", "--ckpt_path", "last", "--trust_code", "true", status=1)
     assert_names(error, last(run_dir), "model.policy", "InScript", "--model.policy", "--config")
-
-
-def test_a_callback_given_in_python_is_asked_for_only_to_train_on(capsys):
-    data = rl.RLDataModule("CartPole", num_envs=4, buffer_size=16, total_env_steps=64)
-    policy = rl.ActorCritic(data.observation_space, data.action_space)
-    trainer = rl.RLTrainer(callbacks=[EarlyStopping("eval/avg_reward")], enable_progress_bar=False)
-    trainer.fit(rl.PPO(policy, batch_size=32, n_epochs=1), data)
-    run(["validate", "--ckpt_path", "last"])
-    capsys.readouterr()
-    error = error_of(capsys, "fit", "--ckpt_path", "last", status=1)
-    assert_names(error, "trainer.callbacks", "EarlyStopping")
-
-
-def test_test_plays_other_seeds_than_validate(short_run):
-    run_dir = short_run
-    run(["test", "--ckpt_path", "last"])
-    assert json.loads((run_dir / "test.json").read_text())["seeds"] == [10_003, 10_004]
 
 
 def test_test_on_another_env_and_other_seeds_and_with_drawn_actions(short_run, capsys):
@@ -241,13 +188,6 @@ def test_last_and_best_mean_the_newest_run_of_the_name():
     run(["validate", "--ckpt_path", str(first)])
 
 
-def test_a_resumed_run_goes_on_in_its_directory():
-    run_dir = fit()
-    run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(STEPS + 64)])
-    assert [path.name for path in Path("outputs").iterdir()] == [run_dir.name]
-    assert load(last(run_dir))["global_step"] == 7
-
-
 ELSEWHERE = [
     (("--trainer.run_dir", "b"), "b"),
     (("--trainer.run_dir", "b", "--trust_code", "true"), "b"),
@@ -294,14 +234,6 @@ def test_a_run_without_a_whole_last_checkpoint_goes_on_from_another(damage):
     assert load(last(run_dir))["global_step"] == 6
 
 
-@pytest.mark.parametrize("option", ["--trainer.run_dir=./outputs/../a", "--output_dir=."])
-def test_a_resumed_run_goes_on_where_its_directory_is_named(option):
-    run_dir = fit_in("a")
-    run(["fit", "--ckpt_path", "a", "--data.total_env_steps", "128", option])
-    assert load(last(run_dir))["global_step"] == 2
-    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["a"]
-
-
 def test_an_evaluation_is_written_where_the_user_says(short_run):
     run(["validate", "--ckpt_path", str(short_run), "--trainer.run_dir", "b"])
     assert Path("b/evaluation.json").is_file()
@@ -342,14 +274,6 @@ def test_short_forms_and_config_files_combine(tmp_path):
     assert settings["policy"]["init_args"]["hidden_sizes"] == [8]
     assert settings["optimizer"]["init_args"]["weight_decay"] == 0.01
     assert config["data"]["num_eval_episodes"] == 1
-
-
-def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
-    shipped = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
-    shipped["data"]["env"]["init_args"]["id"] = "Acrobot-v1"
-    Path("ppo.yaml").write_text(yaml.safe_dump(shipped))
-    config = yaml.safe_load((fit(steps=64) / "config.yaml").read_text())
-    assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
 def shipped(*prefixes):
@@ -628,13 +552,6 @@ def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
     assert_names(error, "rl-cli", "configuration")
 
 
-def test_the_checkpoint_of_another_policy_is_refused(short_run, capsys):
-    options = ["--ckpt_path", str(last(short_run)), "--model.policy.hidden_sizes", "[8]"]
-    error = error_of(capsys, "validate", *options, status=1)
-    assert_names(error, "policy.actor.0.weight", "[64, 4]", "[8, 4]")
-    assert "policy.actor.0.weight [64, 4] instead of [8, 4]" in error
-
-
 def test_actions_that_are_no_numbers_are_refused(capsys):
     Path("dict_env.py").write_text(
         "import gymnasium\n"
@@ -737,23 +654,6 @@ def test_null_takes_back_what_a_config_says_at_any_depth(capsys):
         assert printed["sequence_length"] is None
 
 
-def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
-    """Each takes some 0.1 s, of the 0.4 s that a short run takes in all."""
-    built, init_parser = [], RLCLI.init_parser
-
-    def counting(self, **kwargs):
-        built.append(init_parser(self, **kwargs))
-        return built[-1]
-
-    monkeypatch.setattr(RLCLI, "init_parser", counting)
-    monkeypatch.setattr("tests.commands.PARSERS", {})
-    for subcommand in ("fit", "check"):
-        with pytest.raises(SystemExit):
-            run([subcommand, "--config", "ppo.yaml", "--print_config"])
-        assert len(built) == 2  # its own, and the one that finds out which is asked for
-        built.clear()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
@@ -771,33 +671,6 @@ def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     more = ["--data.total_env_steps", str(reached + 320), "--model.lr_schedule", "constant"]
     run(["fit", "--ckpt_path", "last", *more])
     assert load(last(stopped))["lightning_rl"]["env_steps"] == reached + 320
-
-
-def test_an_env_that_fails_ends_the_run_with_its_own_traceback_and_leaves_no_process():
-    Path("faulty.py").write_text(
-        "import gymnasium\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Faulty(CartPoleEnv):\n"
-        "    count = 0\n"
-        "    def step(self, action):\n"
-        "        self.count += 1\n"
-        "        if self.count > 50:\n"
-        "            raise ZeroDivisionError('the motor is on fire')\n"
-        "        return super().step(action)\n"
-        "gymnasium.register('Faulty-v0', Faulty)\n"
-    )
-    for vectorization in ("sync", "async"):
-        env = ["--data.env.id", "faulty:Faulty-v0", "--data.env.vectorization", vectorization]
-        outcome = rl_cli("fit", *SMALL, "--data.total_env_steps", STEPS, *env)
-        assert outcome.returncode == 1
-        assert "the motor is on fire" in outcome.stderr
-        assert "faulty.py" in outcome.stderr
-
-
-def test_the_logger_can_be_turned_off():
-    run_dir = fit("--trainer.logger", "false", steps=64)
-    assert not (run_dir / "logs").exists()
-    assert last(run_dir).is_file()
 
 
 KNOWN = "RewardClassifier, SAC, SHAC"
@@ -905,16 +778,6 @@ def commands_of(out):
     """Return the commands of a summary, by what they are for."""
     lines = [line.split("   (")[0].partition(":") for line in out.splitlines()]
     return {name: rest.strip() for name, _, rest in lines}
-
-
-def test_a_finished_run_says_how_to_evaluate_it_and_to_see_its_curves(capsys):
-    run(["fit", *SMALL, "--data.total_env_steps", "64", "--output_dir", "here/runs"])
-    (run_dir,) = Path("here/runs").iterdir()
-    said, saved = commands_of(capsys.readouterr().out), f"{run_dir}/checkpoints"
-    assert said["Evaluate"] == f"rl-cli validate --ckpt_path {saved}/best.ckpt"
-    assert said["Train on"].startswith(f"rl-cli fit --ckpt_path {saved}/last.ckpt --d")
-    assert said["Curves"] == "tensorboard --logdir here/runs"
-    assert said["Numbers"] == f"{run_dir}/logs/metrics.csv"
 
 
 def test_a_hint_names_the_trust_that_it_needs(tmp_path, capsys):

@@ -51,24 +51,6 @@ def restated_defaults(text):
     return places + ["seed_everything"] * (config.get("seed_everything") == 1)
 
 
-def test_what_equals_a_default_is_found():
-    text = """
-seed_everything: 1
-model:
-  class_path: PPO
-  init_args:
-    policy: {class_path: ActorCritic, init_args: {hidden_sizes: [64, 64], activation: elu}}
-    gamma: 0.99
-    normalize_reward: true
-data:
-  env: {class_path: ActionChunk, init_args: {env: {class_path: PushBlocks}, chunk_size: 4}}
-trainer: {accelerator: auto, max_steps: 3}
-"""
-    assert {place.rpartition(".")[2] for place in restated_defaults(text)} == {
-        *("seed_everything", "hidden_sizes", "gamma", "chunk_size", "accelerator")
-    }
-
-
 def test_configs_restate_few_defaults():
     configs = shipped_configs() | shipped_parts()
     places = [

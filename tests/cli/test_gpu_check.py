@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import helpers
 from tests.messages import assert_names
@@ -61,29 +60,6 @@ def made_up(script, tmp_path, monkeypatch):
     return run
 
 
-def test_an_unknown_check_is_an_error_that_names_the_known_ones(script, capsys):
-    with pytest.raises(SystemExit) as stop:
-        script.main(["--only", "resum"])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert_names(message, "'resum'", "w3, steps_speed", "resume")
-    assert "Did you mean resume?" in message
-
-
-@pytest.mark.parametrize("option", ["--time-limit", "--timeout", "--jobs"])
-def test_a_number_out_of_range_is_an_error(option, script, capsys):
-    with pytest.raises(SystemExit):
-        script.main([option, "-1"])
-    assert_names(capsys.readouterr().err, option, "0", "-1")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_an_error(script, capsys):
-    with pytest.raises(SystemExit):
-        script.main(["--device", "cuda"])
-    assert_names(capsys.readouterr().err, "GPU", "--device cpu")
-
-
 def test_all_checks_are_listed_and_are_functions(script, capsys):
     assert script.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -126,36 +102,12 @@ def test_what_hangs_is_ended_and_says_where(made_up):
     assert found["fine"]["status"] == "passed"
 
 
-def test_where_all_pass_the_status_is_0(made_up):
-    status, _, text = made_up("fine")
-    assert status == 0
-    assert "1 passed, 0 failed, 0 not run" in text
-    assert "failed\n" not in text
-    assert f"torch {torch.__version__}" in text
-
-
 def test_what_no_longer_fits_is_not_run_and_is_named_with_the_command(made_up):
     status, found, text = made_up("fine", options=["--time-limit", "0.5"])
     assert status == 0
     assert found["fine"]["status"] == "not run"
     assert "| fine | not run |" in text
     assert "`scripts/gpu_check.py --only fine`" in text
-
-
-def test_graphs_are_counted_where_they_are_captured(monkeypatch):
-    """With a stand-in for the GPU, in which what was recorded is run."""
-    from lightning_rl.compiled import cuda_graphs, graphs
-
-    equality = helpers.script("gpu/equality", monkeypatch)
-    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda function: function())
-    monkeypatch.setattr(cuda_graphs, "capture", lambda function: (lambda: None, function()))
-    with equality.counted_graphs() as count:
-        made = [graphs.CapturedGraph(lambda x: [x + 1], slice(0, 1)) for _ in range(2)]
-        for graph, calls in zip(made, (4, 3), strict=True):
-            for _ in range(calls):
-                graph(torch.zeros(3))
-    assert count == {"graphs": 2, "calls": 7, "captures": 2, "replays": 5}
-    assert graphs.CapturedGraph is cuda_graphs.CapturedGraph, "and left as it was"
 
 
 @pytest.fixture
@@ -191,16 +143,6 @@ def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
     monkeypatch.setattr(StepWriter, "_run_from", disturbed)
     equal, _ = steps_of()
     assert equal["passed"] is False
-
-
-def test_steps_that_are_not_compiled_are_a_failure_that_says_why(steps_of, monkeypatch):
-    from lightning_rl import CartPole
-
-    step = CartPole.step
-    monkeypatch.setattr(CartPole, "step", lambda self, action: step(self, action))
-    (row,) = (row for row in steps_of() if "eager" in row["name"])
-    assert row["passed"] is False
-    assert "CartPole overrides step" in row["figure"]
 
 
 @pytest.mark.slow

@@ -10,11 +10,10 @@ import sys
 import pytest
 from lightning.pytorch import Trainer
 
-from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.app import run
 from lightning_rl.cli.first_check import CORE
 from lightning_rl.cli.help_pages import TITLES
 from lightning_rl.cli.names_table import current_table
-from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.training.trainer import REFUSED, RLTrainer
 from tests.commands import rl_cli
 
@@ -35,17 +34,6 @@ def options_of(text):
 @pytest.fixture
 def page(capsys):
     return help_of(capsys, "fit", "--help")
-
-
-def test_the_sections_stand_in_order_ours_first(page):
-    places = [page.index(f"\n{title}:\n") for title in TITLES.values()]
-    assert places == sorted(places)
-    last = page[places[-1] :]
-    own = inspect.signature(RLTrainer.__init__).parameters
-    listed = [name.removeprefix("trainer.") for name in options_of(last)]
-    assert {"devices", "strategy", "precision", "max_steps"} <= set(listed)
-    assert not [name for name in listed if name in own]
-    assert "--trainer.best_metric" in page[: places[-1]]
 
 
 def test_it_lists_every_option_but_those_that_are_refused(page):
@@ -107,13 +95,6 @@ def test_help_on_a_class_or_a_section_needs_no_config(arguments, holds, capsys):
             assert hidden not in text, "what nobody can set"
 
 
-def test_each_section_alone_is_what_the_whole_page_has(capsys, page):
-    text = help_of(capsys, "fit", "--data.help")
-    section = text[text.index(f"{TITLES['data']}:") :].strip()
-    assert section in page
-    assert "--model" not in section
-
-
 def test_help_on_a_class_of_ones_own(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "from lightning_rl import Algorithm, Policy\n"
@@ -145,19 +126,6 @@ def test_a_new_process_finds_our_envs_and_answers_soon_and_with_its_status():
     refused = rl_cli("fit", "--model.help", "PPPO")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("rl-cli: error: Unknown class 'PPPO' for model: ")
-
-
-def test_a_run_is_no_request_for_help():
-    assert not asks_for_help(["--config", "ppo.yaml", "--exp_name", "x.help"])
-    assert not hasattr(RLCLI, "help")
-
-
-def test_help_on_a_replay_lists_what_can_be_set(capsys):
-    text = help_of(capsys, "fit", "--data.replay.help", "ReplayBuffer")
-    assert [name for name in options_of(text) if name.startswith("data.replay.")] == [
-        "data.replay.capacity",
-        "data.replay.storage",
-    ]
 
 
 TYPED = [["fit", "--help"], ["sweep", "--help"]]

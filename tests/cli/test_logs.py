@@ -1,7 +1,6 @@
 """What a run writes down beside its checkpoints: curves, a table, hyperparameters, a manifest."""
 
 import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import yaml
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import Logger
-from rich.console import Console
 from tensorboard import context
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -19,11 +17,10 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 
 from lightning_rl import GRPO
 from lightning_rl.cli.app import run
-from lightning_rl.training.callbacks import EnvStepCSV, MetricsWriter
-from lightning_rl.training.callbacks.progress import EnvStepProgress
+from lightning_rl.training.callbacks import EnvStepCSV
 from tests.algorithms import Reinforce
-from tests.callbacks import at_iteration, callback, fail, signal_at
-from tests.helpers import SMALL_RUN, fit_in, last, make_data, make_ppo, scalars, train
+from tests.callbacks import at_iteration, fail, signal_at
+from tests.helpers import SMALL_RUN, last, scalars, train
 from tests.variants import variant
 
 
@@ -262,46 +259,3 @@ def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
     assert manifest["started"] <= manifest["ended"]
     assert set(manifest["versions"]) > {"python", "torch", "lightning", "lightning-rl"}
     assert all(manifest["versions"].values())
-
-
-def test_until_it_ends_a_run_says_that_it_is_running(tmp_path):
-    seen = []
-
-    def look(*args):
-        seen.append(json.loads((tmp_path / "run.json").read_text()))
-
-    train(tmp_path, trainer={"callbacks": [callback(on_train_batch_end=look)]})
-    assert {(part["outcome"], part["ended"]) for part in seen} == {("running", None)}
-
-
-@pytest.mark.parametrize(("variable", "bar"), [("CI", False), (None, True)])
-def test_no_bar_in_ci(variable, bar, tmp_path, monkeypatch):
-    monkeypatch.delenv("CI", raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "true")
-    shown = []
-
-    def look(trainer, *args):
-        shown.append(trainer.progress_bar_callback._bar is not None)
-
-    def on_a_terminal(metrics):
-        progress = EnvStepProgress(metrics)
-        progress.console = Console(file=io.StringIO(), force_terminal=True)
-        return progress
-
-    monkeypatch.setattr("lightning_rl.training.trainer.EnvStepProgress", on_a_terminal)
-    data, callbacks = make_data(), [callback(on_train_batch_end=look)]
-    fit_in(tmp_path, make_ppo(data), data, callbacks=callbacks, enable_progress_bar=True)
-    assert shown == [bar] * 6
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_no_color_is_respected(asked, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # so that the output counts as a terminal
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if asked:
-        monkeypatch.setenv("NO_COLOR", "1")
-    progress = EnvStepProgress(MetricsWriter())
-    progress.console.print("red", style="red")
-    assert ("\x1b[31m" in capsys.readouterr().out) is not asked

@@ -111,14 +111,6 @@ def test_the_two_commands_stand_within_the_first_fifteen_lines():
     assert "pip install -c constraints.txt -e '.[dev]' && pytest" in head
 
 
-def test_ci_installs_and_tests_as_the_readme_says():
-    script = (ROOT / ".ci" / "run").read_text()
-    assert re.search(r"^pip install .*-c constraints\.txt -e '\.\[dev\]'$", script, re.M)
-    assert re.search(r"^pytest --ignore tests/core --junitxml ", script, re.M)
-    assert re.search(r"^PYTHONPATH=\S+ pytest tests/core --junitxml ", script, re.M)
-    assert script.rstrip().endswith('python tests/skips.py "$venv"/*.xml')
-
-
 def test_readme_shows_how_to_train_in_fourteen_lines():
     trains, acts = (b.code for b in BLOCKS if b.page == "README.md" and b.language == "python")
     assert len(trains.strip().splitlines()) <= 14
@@ -502,18 +494,6 @@ def test_the_policy_that_is_shown_trains_evaluates_and_resumes_exactly():
     assert evaluated(part) == evaluated(whole) > 20  # what chance gives
 
 
-def test_the_settings_of_a_vla_of_ones_own_are_those_that_there_are():
-    (block,) = (block.code for block in BLOCKS if "class_path: CustomVLA" in block.code)
-    settings = yaml.safe_load(block)["policy"]["init_args"]
-    weights = {"weight": torch.ones(2, 64), "bias": torch.ones(2)}
-    Path(settings["model_path"]).mkdir()
-    torch.save(weights, Path(settings["model_path"], "model.pt"))
-    space = gymnasium.spaces.Discrete(2)
-    policy = rl.CustomVLA(space, space, **settings, freeze=["w*"])
-    assert [name for name, p in policy.named_parameters() if p.requires_grad] == ["model.bias"]
-    assert torch.equal(policy.model.weight, weights["weight"])
-
-
 def arguments_of(cls):
     """The arguments of a constructor, with those that its `**kwargs` stand for."""
     names: set[str] = set()
@@ -674,16 +654,3 @@ def find_source():
 def test_a_link_to_the_source_leads_to_the_line(find_source, name, line):
     module, number = find_source(*name.split("#"))
     assert line in Path(module.__file__).read_text().splitlines()[number - 1]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("lightning_rl.functional.gone", "there is no lightning_rl.functional.gone"),
-        ("lightning_rl.PPO.gone", "there is no lightning_rl.PPO.gone"),
-        ("lightning_rl.PPO.loss#gone", "lightning_rl.PPO.loss has no line with 'gone'"),
-    ],
-)
-def test_a_link_to_what_is_gone_is_refused(find_source, name, message):
-    with pytest.raises(LookupError, match=re.escape(message)):
-        find_source(*name.split("#"))

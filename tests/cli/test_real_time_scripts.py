@@ -4,7 +4,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -21,15 +20,3 @@ def test_the_arm_never_waits_for_its_policy(tmp_path):
     assert measured["waited"] == 0
     assert measured["steps"] == 45
     assert min(measured["delays"]) >= 2  # 100 ms at 30 Hz
-
-
-@pytest.mark.parametrize("task", ["detour", "catch"])
-def test_the_expert_solves_its_task(task):
-    env = runpy.run_path(str(SCRIPTS / "real_time.py"))["TASKS"][task](64)
-    env.reset(seed=0)
-    running, success = torch.ones(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
-    for _ in range(env.max_episode_steps):
-        _, _, terminated, truncated, info = env.step(env.expert(env.state))
-        success |= running & info["success"]
-        running &= ~(terminated | truncated)
-    assert success.float().mean() > 0.9

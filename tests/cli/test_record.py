@@ -2,7 +2,6 @@
 
 import io
 import os
-import resource
 import signal
 import sys
 import threading
@@ -24,11 +23,10 @@ from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.extensions.datasets import record_command as record
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
-from lightning_rl.extensions.datasets.record import Recorder, neutral_action, script_action_function
-from lightning_rl.extensions.datasets.record_command import chunk_size_of
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.commands import Command
 from tests.envs import ScriptedEnv
-from tests.helpers import SMALL_RUN, error_of, last, make_data, make_ppo, train
+from tests.helpers import error_of, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
 from tests.persons import ScriptedSource
@@ -96,12 +94,6 @@ def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended
         assert episode.terminated[-1]
 
 
-def test_so_it_is_where_the_env_lets_somebody_take_over_under_names_of_its_own(tmp_path):
-    _, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "ByItself-v0", **GYM_HIL), 1)
-    check(episodes[0])
-    assert episodes[0].intervened.nonzero().flatten().tolist() == [2, 5]
-
-
 def again(source, observation):
     """Have the first and the third episode recorded again, after three steps."""
     over = observation[0] == 2 and source.episode in (0, 2)
@@ -159,13 +151,6 @@ def test_who_is_in_charge_acts_all_the_time(tmp_path):
     assert episodes[0].intervened.all()
 
 
-def test_where_nobody_acts_it_is_the_middle():
-    bounds = np.array([[-1, 0], [1, 2]], np.float32)
-    assert neutral_action(Box(*bounds)).tolist() == [0, 1]
-    assert neutral_action(Box(-np.inf, np.inf, (1,))).tolist() == [0]
-    assert neutral_action(gymnasium.spaces.Discrete(3, start=5)) == 5
-
-
 SHOWS = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.numerics.test_taking_over:Shows-v0"]
 STRAIGHTLY = ["--script", "tests.cli.test_record.straight"]
 RECORD = ["record", "--path", "data"]
@@ -210,13 +195,6 @@ def test_a_checkpoint_records_what_it_is_evaluated_by(trained, capsys):
     (drawn,) = rl.read_episodes("drawn")
     assert not torch.equal(drawn.action, episode.action)
     assert capsys.readouterr().out.count("Dataset: ") == 2
-
-
-def test_a_checkpoint_knows_its_env(finished_run):
-    path = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
-    run([*RECORD, "--ckpt_path", str(path), "--episodes", "1"])
-    (episode,) = rl.read_episodes("data")
-    assert episode.action.dtype == torch.int64
 
 
 def an_object(name, **settings):
@@ -274,13 +252,6 @@ def test_a_policy_of_chunks_plans_again_when_it_should(name, of_chunks):
     for episode, planned in zip(rl.read_episodes("data"), expected, strict=True):
         found = [MARK if x == MARK else (16 * x, 16 * y) for x, y in episode.action.tolist()]
         assert found == planned
-
-
-def test_chunks_are_told_from_single_actions():
-    box, choice = Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
-    assert chunk_size_of(Box(-1, 1, (4, 2)), box) == 4
-    assert chunk_size_of(gymnasium.spaces.MultiDiscrete([3] * 5), choice) == 5
-    assert chunk_size_of(box, box) is chunk_size_of(choice, choice) is None
 
 
 def test_while_chunks_are_computed_ahead_an_intervention_asks_for_the_next(of_chunks):
@@ -347,14 +318,6 @@ def test_what_cannot_be_recorded_is_one_message(options, message, capsys, monkey
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     error = error_of(capsys, *RECORD, *options, status=2 if "none.yaml" in options else 1)
     assert message is None or f"rl-cli: error: {message}\n" in f"{error}\n"
-
-
-def test_an_unknown_option_and_a_missing_one_are_told(capsys):
-    told = (
-        "record has no option --episode; close matches: episodes. rl-cli record --help lists them."
-    )
-    assert told in error_of(capsys, *RECORD, "--episode", "3", status=2)
-    assert "Missing setting: path." in error_of(capsys, "record", status=2)
 
 
 def test_the_policy_of_another_env_is_refused(trained, capsys):
@@ -503,14 +466,6 @@ def break_off(env):
 gymnasium.register("Breaks-v0", partial(shows, act=break_off))
 
 
-def test_an_env_that_breaks_takes_no_finished_episode_with_it(tmp_path):
-    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.cli.test_record:Breaks-v0"]
-    with pytest.raises(RuntimeError, match="the arm has come off"):
-        run([*RECORD, *options, *STRAIGHTLY, "--seed", "4"])
-    for episode in rl.read_episodes("data"):
-        check(episode)
-
-
 def two_cameras():
     """Two cameras of 128 x 128, whose pictures change from step to step."""
     space = {name: Box(0, 255, (128, 128, 3), np.uint8) for name in ("front", "wrist")}
@@ -525,54 +480,6 @@ def two_cameras():
 
 
 gymnasium.register("TwoCameras-v0", two_cameras, max_episode_steps=100)
-
-
-@pytest.mark.parametrize(
-    ("episodes", "fps"),
-    [(4, 50), pytest.param(60, 10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
-)
-def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
-    episodes, fps, tmp_path
-):
-    env = rl.GymnasiumEnv(1, "TwoCameras-v0")
-    spaces = env.single_observation_space, env.single_action_space
-    writer = rl.EpisodeWriter(tmp_path / "data", *spaces, fps)
-    sizes, missed = [], 0
-    for result in played(Recorder(env), writer, episodes, fps=fps if episodes > 4 else None):
-        missed += result.missed
-        sizes.append(resource_of_this_process())
-    writer.finalise()
-    settled = sizes[min(len(sizes) // 2, 60 * fps // 100)]
-    print(f"{missed} ticks missed, {sizes[-1] - settled:.1f} MiB more since the first minute")
-    assert missed == 0
-    assert sizes[-1] - settled < (100 if episodes > 4 else 20)
-    assert sum(rl.read_episodes(tmp_path / "data").lengths) == 100 * episodes
-    env.close()
-
-
-def resource_of_this_process():
-    """The memory of this process now, in MiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
-def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
-    now, slept = [0.0], []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        now[0] += seconds
-
-    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("lightning_rl.extensions.teleoperation.intervention.time", clock)
-
-    def slow(observation):
-        now[0] += 0.025 if observation[0] == 3 else 0.004
-        return STRAIGHT
-
-    (result,), _ = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 1, script=slow, fps=100)
-    assert result.missed == 1
-    assert slept[:3] == pytest.approx([0.006] * 3)
 
 
 class Slow:

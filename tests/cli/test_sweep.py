@@ -203,15 +203,6 @@ def test_a_trial_that_fails_is_shown_with_its_last_line_and_ends_no_other(fakes,
     assert said.count("begins: ") == 1, "what has failed is tried again, what has finished is not"
 
 
-def test_a_run_of_fit_that_is_refused_fails_its_trial(capfd):
-    """By the real command, whose own last line is shown."""
-    with pytest.raises(SystemExit):
-        run(["sweep", *SMALL, "--sweep.space", "{model.gamma: [1.5]}"])
-    said = capfd.readouterr().out
-    assert_names(said, "rl-cli: error", "gamma")
-    assert not list(state()[0].glob("trial_000*_2*"))
-
-
 def crash(arguments):
     raise RuntimeError("the arm is on fire")
 
@@ -472,16 +463,6 @@ def test_a_sweep_is_run_by_one_process(fakes, capfd):
         assert_names(error, f"process {first.pid} on ", str(state()[0]))
     finally:
         first.kill()
-
-
-def test_lines_that_a_kill_or_a_full_disk_cuts_off_are_dropped():
-    space = {"x": {"low": 0.0, "high": 1.0}}
-    whole = points("random", space, 6)
-    begun = points("random", space, 3, "study")
-    path = Path("study", JOURNAL)
-    with path.open("ab") as file:
-        file.write(b'{"op_code":4,"worker_id":"a')
-    assert begun + points("random", space, 6, "study") == whole
 
 
 def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):

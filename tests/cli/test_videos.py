@@ -2,7 +2,6 @@
 
 import re
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -140,35 +139,6 @@ def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):
     assert all(image.startswith(b"GIF89a") and len(image) < 300_000 for image in images)
 
 
-def test_the_caption_tells_when_an_episode_ended(tmp_path, monkeypatch):
-    said, show = [], Film.show
-    monkeypatch.setattr(Film, "show", lambda film, *a: (said.append(a[2]), show(film, *a)))
-    module, _, _ = filmed(tmp_path, data={"total_env_steps": 192})
-    found = module.evaluation
-    for length, total in zip(found["lengths"], found["returns"], strict=True):
-        assert_names(said, f"return {total:.1f}", f"step {length}")
-    assert said[0] == "return 0.0   step 0"
-
-
-@pytest.mark.parametrize(
-    ("id", "given", "camera"),
-    [
-        ("HalfCheetah-v5", {}, {"camera_name": "track"}),
-        ("HalfCheetah-v5", {"camera_id": 0}, {"camera_id": 0}),
-        ("HalfCheetah-v5", {"camera_name": "front"}, {"camera_name": "front"}),
-        ("CartPole-v1", {}, {}),
-    ],
-)
-def test_a_robot_of_mujoco_is_followed_by_its_camera(id, given, camera):
-    pytest.importorskip("mujoco")
-    env = GymnasiumEnv(2, id=id, env_kwargs=given)
-    env.make_renderable()
-    assert env.env_kwargs == {"render_mode": "rgb_array", **camera}
-    if camera == {"camera_name": "track"}:
-        assert [one.unwrapped.mujoco_renderer.camera_id for one in env._env.envs] == [0, 0]
-    env.close()
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
     env = GymnasiumEnv(3, "CartPole-v1", vectorization=vectorization)
@@ -188,26 +158,6 @@ def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
         for _ in range(3):
             alone.step(1)
         assert np.array_equal(alone.render(), picture)
-    env.close()
-
-
-class TwoCameras(gymnasium.Wrapper):
-    """Draws two pictures at once, as gym-hil's arms do: one from the front, one from the wrist."""
-
-    def render(self):
-        front = self.env.render()
-        return [front, 255 - front[:100, :50]]
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_pictures_of_several_cameras_lie_side_by_side(vectorization):
-    env = GymnasiumEnv(2, "CartPole-v1", vectorization=vectorization, wrappers=[TwoCameras])
-    env.make_renderable()
-    env.reset(seed=1)
-    (picture,) = env.render([1])
-    assert picture.shape == (400, 650, 3)
-    assert np.array_equal(picture[:100, 600:], 255 - picture[:100, :50])
-    assert not picture[100:, 600:].any()
     env.close()
 
 
@@ -253,12 +203,6 @@ def test_a_disk_that_cannot_be_written_to_ends_the_films_and_not_the_run(tmp_pat
     with refused(UserWarning, names="videos"):
         module, _, _ = filmed(tmp_path)
     assert module.env_steps == 384
-
-
-def test_nothing_stays_behind(tmp_path):
-    filmed(tmp_path)
-    assert not [t for t in threading.enumerate() if t.name.startswith("video")]
-    assert not list(tmp_path.rglob(".tmp-*"))
 
 
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
@@ -307,11 +251,6 @@ def test_settings_out_of_range_are_refused():
     for wrong in ({"num_envs": 0}, {"fps": 0}, {"max_share": 2}, {"every_n_evaluations": 0}):
         with refused(names="trainer.video"):
             VideoSettings(**wrong)
-
-
-def test_no_film_where_nobody_asked_for_one(tmp_path):
-    train(tmp_path)
-    assert not (tmp_path / "videos").exists()
 
 
 EPISODE = re.compile(

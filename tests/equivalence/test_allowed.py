@@ -1,15 +1,12 @@
 """Masks, actions of several parts and correlated noise: resumed, compiled, in the background, cloned, as they are alone."""
 
-import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 import lightning_rl as rl
 import tests.envs  # noqa: F401  # registers envs
-from lightning_rl.cli.app import run
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
 from tests.equivalence.test_async import background
 from tests.helpers import assert_same, last, load, train
@@ -118,38 +115,3 @@ def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
     module, *_ = train(tmp_path / "run", **settings)
     # Of two allowed actions the first is always meant; which of the five that is, only the mask says.
     assert module.metrics["train/negative_log_prob"] < 0.45
-
-
-def test_a_run_begins_with_a_policy_that_explored_in_another_way(tmp_path):
-    settings = {"env": "tests/StructuredActionEnv-v0", "data": {"total_env_steps": 64}}
-    before, *_ = train(tmp_path / "plain", **settings)
-    trainer = {"init_from": str(last(tmp_path / "plain"))}
-    policy = {"noise_correlation": 0.9}
-    module, *_ = train(
-        tmp_path / "begun",
-        **settings,
-        policy=policy,
-        trainer=trainer,
-        model={"learning_rate": 1e-9},
-    )
-    torch.testing.assert_close(module.policy.actor.state_dict(), before.policy.actor.state_dict())
-
-
-def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = Path(__file__).parents[2] / "configs" / "ppo.yaml"
-    small = ["--data.num_envs", "4", "--data.buffer_size", "16", "--data.total_env_steps", "128"]
-    small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
-    small += ["--data.max_eval_episode_steps", "32"]
-    for env in (
-        "{class_path: tests.probes.StructureProbe}",
-        "{class_path: tests.probes.MaskProbe}",
-        "{class_path: GymnasiumEnv, init_args: {id: Taxi-v4, wrappers: "
-        "[gymnasium.wrappers.FlattenObservation, lightning_rl.ActionMask]}}",
-    ):
-        if "Taxi" in env:
-            pytest.importorskip("pygame", reason="Taxi is drawn by pygame")
-        run(["fit", "--config", str(config), "--data.env", env, "--exp_name", "one", *small])
-        (checkpoint,) = tmp_path.glob("outputs/one_*/checkpoints/last.ckpt")
-        run(["validate", "--ckpt_path", str(checkpoint), "--trust_code", "true"])
-        shutil.rmtree(tmp_path / "outputs")

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
-from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import callback, signal_at
-from tests.core.equivalence.test_resume import stop_and_resume
 from tests.envs import ScriptedTask
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.messages import refused
@@ -165,16 +163,6 @@ def test_a_signal_while_the_learner_waits_is_honoured_at_once_and_loses_nothing(
     assert_same_training(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_a_signal_while_the_learner_waits_for_gymnasium_is_exact_too(tmp_path):
-    data = {"collector": background(0)}
-    train(tmp_path / "whole", data=data)
-    env = signaller(partial(GymnasiumEnv, id="CartPole-v1"), at=16 * 4 + 3)
-    train(tmp_path / "stopped", env=env, data=data)
-    assert load(last(tmp_path / "stopped"))["global_step"] == 4
-    train(tmp_path / "stopped", data=data, ckpt_path=last(tmp_path / "stopped"))
-    assert_same_training(tmp_path / "whole", tmp_path / "stopped")
-
-
 def step_counter(num_envs):
     """Make an env that shows how many steps it has made, whatever becomes of the process."""
 
@@ -288,9 +276,3 @@ def test_a_compiled_update_works_beside_the_thread(tmp_path, traced_only):
     assert written == [4 * 16], "nothing ran beside the compiler"
     assert module.optimizer_steps == 6
     assert all(p.isfinite().all() for p in module.policy.parameters())
-
-
-def test_stop_and_resume_in_the_foreground_still_is_what_it_was(tmp_path):
-    train(tmp_path / "whole", data={"collector": SyncCollector})
-    stop_and_resume(tmp_path / "stopped", 2, data={"collector": SyncCollector})
-    assert_same_training(tmp_path / "whole", tmp_path / "stopped")

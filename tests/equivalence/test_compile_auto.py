@@ -1,26 +1,20 @@
 """`compile: auto` follows from the config alone, says so, and is kept by a run that is resumed."""
 
 import json
-import math
 import warnings
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-import lightning_rl
 from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
-from lightning_rl.compiled.choice import PAYS_FROM, CompileDecision, StepsCompileDecision
+from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
 from tests.algorithms import peek
 from tests.callbacks import callback, fail
-from tests.helpers import assert_same_run, last, load, parsed_config, train
+from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
 from tests.variants import after, variant
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
 
@@ -42,25 +36,6 @@ def said(capsys):
 @pytest.fixture
 def pays(monkeypatch):
     monkeypatch.setattr(CompileDecision, "pays_from", STEPS)
-
-
-def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
-    module, *_ = train(tmp_path)
-    why = f"{STEPS} minibatches, and compiling pays from 20,000"
-    assert module.compile_update == "auto"
-    assert said() == [f"The update runs uncompiled (compile: auto): {why}."]
-    assert computing(tmp_path) == {
-        "compiled": False,
-        "why": why,
-        "steps_compiled": False,
-        "steps_why": "GymnasiumEnv is not a batched env in torch",
-        "cuda_graphs": False,
-        "flush_denormal": torch.set_flush_denormal(True),
-        "keeps_freed_memory": computing(tmp_path)["keeps_freed_memory"],
-        "sums_over_ranks": None,
-        "acting": "NumpyActor",
-        "stepping": "ArrayStepper",
-    }
 
 
 def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pays, traced_only):
@@ -128,13 +103,6 @@ def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
     assert computing(tmp_path)["why"].startswith(why)
 
 
-def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "standalone_compile", fail(AssertionError))
-    with refused(UserWarning, names=("update", "AssertionError")):
-        module, *_ = train(tmp_path, model={"compile": True})
-    assert module.optimizer_steps == STEPS
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said, traced_only):
     """Also where its own config would have it otherwise."""
@@ -178,60 +146,3 @@ def test_on_another_cpu_it_says_what_that_means():
 def test_on_a_gpu_compiling_pays_sooner(kind):
     assert [kind("auto", count, on_gpu=True).compiled for count in (4_999, 5_000)] == [False, True]
     assert not kind("auto", 5_000).compiled
-
-
-def minibatches_of(config):
-    """By the very functions of the algorithm, on the settings alone."""
-    settings = parsed_config(config.relative_to(CONFIGS).as_posix())
-    model, data = settings["model"]["init_args"], settings["data"]
-    chunk = data["env"].get("init_args", {}).get("chunk_size", 1)
-    per_iteration = data["num_envs"] * data["buffer_size"] * chunk
-    total = math.ceil(data["total_env_steps"] / per_iteration)
-    cls = getattr(lightning_rl, settings["model"]["class_path"].removeprefix("lightning_rl."))
-    policy = model.pop("policy").get("init_args", {})
-    stand_in = SimpleNamespace(
-        **{"sequence_length": None, **model},
-        policy=SimpleNamespace(evaluates_sequences=bool(policy.get("memory"))),
-        data=SimpleNamespace(**data, total_iterations=total, env_steps_per_iteration=per_iteration),
-        trainer=SimpleNamespace(max_steps=-1, max_epochs=-1),
-    )
-    stand_in.minibatches_per_iteration = lambda: cls.minibatches_per_iteration(stand_in)
-    stand_in._iterations_of_run = lambda: Algorithm._iterations_of_run(stand_in)
-    return Algorithm._minibatches(stand_in)
-
-
-ON_POLICY = {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360}
-OFF_POLICY = {
-    "dqn_cart_pole": 25_024,
-    "dqn_lunar_lander": 125_024,
-    "sac": 20_000,
-    "td3": 20_000,
-    "sac_mountain_car": 20_000,
-    "sac_push_cube": 50_016,
-    "sac_push_cube_pixels": 21_888,
-    "sac_best": 20_000,
-    "sac_gru_pendulum": 40_000,
-    "sac_fetch_push": 400_000,
-    "rlpd_push_cube": 50_000,
-    "fql_cubes": 300_000,
-    "sac_humanoid": 78_128,
-}
-OF_EACH_KIND = {
-    *("apg_swing_up", "ppo", "grpo", "vla_bc", "iql_push_cube", "sac", "ppo_pendulum"),
-    *("dqn_cart_pole", "fql_cubes", "sac_gru_pendulum", "sac_cart_pole", "ppo_lstm_cart_pole"),
-}
-
-
-@pytest.mark.parametrize(
-    "names", [OF_EACH_KIND, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled(names):
-    paths = [path for path in CONFIGS.glob("*.yaml") if names is None or path.stem in names]
-    counts = {path.stem: minibatches_of(path) for path in paths}
-    found = {name: count for name, count in counts.items() if count is not None}
-    never = {f"{name}_{task}" for name in ("apg", "shac") for task in ("point_mass", "swing_up")}
-    assert counts.keys() - found.keys() == never & counts.keys()
-    compiled = {name: count for name, count in found.items() if count >= PAYS_FROM}
-    expected = ON_POLICY | OFF_POLICY
-    assert compiled == {name: expected[name] for name in expected.keys() & counts.keys()}
-    assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.8

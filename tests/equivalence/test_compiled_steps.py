@@ -16,7 +16,7 @@ from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, Spat
 from lightning_rl.policies.networks.memory import LSTM
 from tests.envs import ScriptedTask, Walk
 from tests.helpers import assert_same, last, make_collector, train
-from tests.messages import assert_names, refused
+from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
 from tests.variants import passing, variant
@@ -143,12 +143,6 @@ OF_GROUPS = EpisodeSettings(group_size=4, reset_every_rollout=True, first_episod
 
 def test_groups_that_end_early_are_stepped_as_eagerly(traced_only):
     assert_follows(SHORT_CUBES, 12, 3, episode_settings=OF_GROUPS)
-
-
-def test_what_ends_early_is_not_stepped_beyond(traced_only):
-    collector = collector_of(SHORT_CUBES, True, 12, episode_settings=OF_GROUPS)
-    assert collector.collect().shape == (8, 6)
-    assert collector._loop._writers[0].actor._writer.steps.ahead == 1
 
 
 def test_in_the_background_without_lag_it_collects_the_same(traced_only):
@@ -338,11 +332,6 @@ def test_what_a_transition_allocates_is_allocated_by_the_graph(traced_only):
     assert_follows(walk("Allocates", allocates), 8, 4)
 
 
-def test_the_line_of_a_decision_is_named(traced_only):
-    with pytest.warns(UserWarning, match=r"`if \(state\[.x.\] > 1\)\.any\(\):`"):
-        collector_of(walk("Decides", decides), True, 8)
-
-
 def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
     tmp_path, capsys, traced_only, monkeypatch
 ):
@@ -355,9 +344,3 @@ def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
         assert module.step_compilation.compiled is compiled
         why = "32 steps of all envs, and compiling pays from 30."
         assert said == [f"The env is stepped compiled (compile: auto): {why}"] * compiled
-
-
-def test_gymnasiums_envs_are_stepped_as_ever_without_a_word(tmp_path, traced_only, recwarn):
-    module, *_ = train(tmp_path, data={"total_env_steps": 64}, model={"compile": True})
-    assert_names(module.step_compilation.why, "GymnasiumEnv")
-    assert not [one for one in recwarn if "stepped" in str(one.message)]

@@ -287,26 +287,6 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
 CONTENT = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
 
 
-@pytest.mark.parametrize(
-    ("env", "period"),
-    [
-        (rl.GymnasiumEnv(1, "CartPole-v1"), 0.02),
-        (rl.GymnasiumEnv(1, "tests/Arm-v1"), None),
-        (rl.PushCube(1), 0.1),
-        (rl.ActionChunk(1, rl.PushCube, 4, execute=2), 0.1),
-        (rl.EncodedObservations(1, rl.PushCube, encoder=rl.PerceptronEncoder), 0.1),
-    ],
-    ids=["Gymnasium", "it does not say", "task", "chunks", "encoded"],
-)
-def test_the_control_period_is_that_of_the_env(env, period):
-    policy = rl.ActorCritic(env.single_observation_space, env.single_action_space)
-    said = metadata_of(policy, ports_of(policy), Path("nowhere/x.ckpt"), CONTENT, {}, env)
-    env.close()
-    assert said["control_period"] == pytest.approx(period)
-    assert said["actions_executed_of_a_chunk"] == (2 if env.steps_per_action == 2 else None)
-    assert (said["evaluation"], said["env"], said["run"]["name"]) == (None, None, "nowhere")
-
-
 def test_damaged_files_of_a_run_are_told_and_left_out(tmp_path):
     env = rl.PushCube(2)
     policy = rl.ActorCritic(env.single_observation_space, env.single_action_space)

@@ -261,13 +261,6 @@ def test_policies_without_blocks_or_with_a_memory_are_refused(policy, message, t
         train(tmp_path, policy=policy, trainer={"strategy": "fsdp", "devices": 1})
 
 
-def test_sac_is_refused(tmp_path, one_rank):
-    data = {"replay": partial(rl.ReplayBuffer, capacity=100)}
-    model, trainer = {"algorithm": rl.SAC}, {"strategy": "fsdp", "devices": 1}
-    with refused(names="SquashedActorCritic"):
-        train(tmp_path, env="Pendulum-v1", data=data, model=model, trainer=trainer)
-
-
 def test_a_policy_on_meta_is_refused_without_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     with refused(names=("meta", "--trainer.strategy fsdp")):

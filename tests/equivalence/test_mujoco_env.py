@@ -1,6 +1,5 @@
 """Worlds of MujocoEnv do what plain `mj_step` does, and meet resume, background, threads and export."""
 
-import pickle
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import lightning_rl as rl
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.managers import Event
-from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position
+from lightning_rl.extensions.managers.actions import DeltaPosition, Position
 from lightning_rl.extensions.managers.term import Metric, Reward
 from lightning_rl.extensions.mujoco import rotations
 from lightning_rl.extensions.mujoco.reach import ARM
@@ -311,12 +310,6 @@ def test_compiled_steps_are_refused_with_the_reason(tmp_path, traced_only):
     assert "MujocoEnv is simulated outside of torch" in (tmp_path / "run.json").read_text()
 
 
-def test_remote_collectors_get_its_factory():
-    """Ray sends what makes an env: a path or a function, not the compiled model."""
-    made = pickle.loads(pickle.dumps(partial(rl.Quadruped, action_scale=0.3)))(2)
-    assert made.metadata["action_scale"] == [pytest.approx(0.3)] * 8
-
-
 def test_an_exported_policy_knows_joints_gains_and_scales():
     said = rl.Quadruped(1).metadata
     assert said["joint_names"][:2] == ["hip_1", "ankle_1"]
@@ -431,10 +424,3 @@ def test_without_mujoco_warp_its_backend_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "warp", None)
     with refused(names=("backend: warp", "pip install -e '.[warp]'")):
         world(2, backend="warp")
-
-
-def test_force_drives_a_motor():
-    env = world(2, actions={"arm": Force(2.0)})
-    env.reset(seed=0)
-    env.step(torch.full((2, 1), 0.5))
-    assert env.state["ctrl"].tolist() == [[1.0], [1.0]]

@@ -233,13 +233,6 @@ def test_an_on_policy_learner_publishes_whole_updates_alone(tmp_path):
     assert made[0]._weights.number == 1 + 3
 
 
-def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
-    module, *_ = train(tmp_path, **settings())
-    names = set(module.policy.acting_state())
-    assert names
-    assert not [name for name in names if "critic" in name or "target" in name]
-
-
 def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
     dropping = partial(rl.AsyncCollector, overflow="overwrite", timeout_s=30)
     cure = ("updates_per_env_step=1", "overflow: block", "max_staleness")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.cli.config_files import find_config
 from tests.commands import Command, free_port, wait_until
 from tests.equivalence.test_ddp import of_rank, on_two_ranks
 from tests.helpers import assert_same_run, last, load, train
@@ -207,7 +206,3 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before_and_both_go_on_bi
 def test_what_processes_cannot_share_is_refused(tmp_path):
     with refused(ValueError, names=("trainer.strategy", "DDPStrategy", "--trainer.strategy ddp")):
         train(tmp_path, trainer={"devices": 1, "strategy": "ddp_fork"})
-
-
-def test_the_shipped_trainer_part_is_found_by_its_name():
-    assert find_config("trainer/ddp.yaml").is_file()

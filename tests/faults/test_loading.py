@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ from lightning_rl import (
     PPO,
     ActionChunk,
     ActorCritic,
-    ActorOnly,
     Algorithm,
     Policy,
     PushBlocks,
@@ -40,10 +38,6 @@ from tests.variants import variant
 BUDGET = {"total_env_steps": 128}
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-
-class OfThisFile(ActorCritic):
-    """A policy of the user's, at the top of a module."""
 
 
 class PPOOfThisFile(PPO):
@@ -125,14 +119,6 @@ def test_another_class_is_refused_and_algorithm_takes_any(trained):
     assert type(Algorithm.load_from_checkpoint(path)) is PPO
 
 
-@pytest.mark.parametrize("algorithm", [GRPO])
-def test_other_algorithms_load(algorithm):
-    module, run_dir = trained_by(ActorOnly, algorithm, group_size=2, kl_coef=0.1)
-    found = Algorithm.load_from_checkpoint(run_dir)
-    assert type(found) is algorithm
-    assert_same(found.state_dict(), module.state_dict())
-
-
 def test_training_goes_on_with_what_was_loaded(trained):
     module = PPO.load_from_checkpoint(save(trained))
     data = make_data(total_env_steps=192, num_envs=2)  # of another number of envs
@@ -145,23 +131,6 @@ def test_arguments_of_the_caller_count(trained):
     assert found.learning_rate == 0.5
     message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
     assert_names(message, "policy.ckpt", "learning_rate", "-1.0")
-
-
-def test_a_class_of_the_users_own_needs_trust():
-    module, run_dir = trained_by(OfThisFile)
-    assert_names(
-        refusal(PPO, run_dir),
-        last(run_dir),
-        "'tests.faults.test_loading.OfThisFile'",
-        "model.init_args.policy.class_path",
-        "trust_code=True",
-        "policy=...",
-    )
-    found = PPO.load_from_checkpoint(run_dir, trust_code=True)
-    assert type(found.policy) is OfThisFile
-    assert_same(found.state_dict(), module.state_dict())
-    policy = OfThisFile(module.policy.observation_space, module.policy.action_space)
-    assert PPO.load_from_checkpoint(run_dir, policy=policy).policy is policy
 
 
 def test_an_algorithm_of_the_users_own_needs_trust():
@@ -199,36 +168,6 @@ def test_what_no_configuration_holds_is_named_and_can_be_given():
     policy = local(module.policy.observation_space, module.policy.action_space)
     found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
     assert_same(found.state_dict(), module.state_dict())
-
-
-def test_a_class_that_no_module_has_is_the_one_that_is_called():
-    local = variant(PPO)
-    _, run_dir = trained_by(algorithm=local)
-    assert_names(refusal(Algorithm, run_dir), last(run_dir), "PPO.load_from_checkpoint")
-    assert type(local.load_from_checkpoint(run_dir)) is local
-
-
-def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
-    names = {"__module__": "__main__", "__qualname__": "InScript"}
-    in_script = variant(ActorCritic, "InScript", **names)
-    monkeypatch.setattr(sys.modules["__main__"], "InScript", in_script, raising=False)
-    _, run_dir = trained_by(in_script)
-    assert "names '__main__.InScript' as model.init_args.policy" in refusal(PPO, run_dir)
-    found = PPO.load_from_checkpoint(run_dir, trust_code=True)
-    assert type(found.policy) is in_script
-    monkeypatch.delattr(sys.modules["__main__"], "InScript")
-    assert_names(
-        refusal(PPO, run_dir, trust_code=True),
-        last(run_dir),
-        "policy",
-        "InScript",
-        "PPO.load_from_checkpoint(path, policy=...)",
-    )
-
-
-def test_one_without_spaces_says_what_to_pass(trained):
-    path = save(without(trained, SPACES_KEY))
-    assert_names(refusal(PPO, path), "policy.ckpt", "load_from_checkpoint(path, policy=...)")
 
 
 @pytest.mark.parametrize("value", ["a", [[1]], {"class_path": "os.system"}, -1])
@@ -280,10 +219,6 @@ def test_a_space_is_the_same_again(space, tmp_path):
     again = space_from(load(tmp_path / "space.pt"))
     assert again == space
     assert again.dtype == space.dtype
-
-
-def test_pictures_take_no_room():
-    assert space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))["low"] == 0
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})], ids=str)
@@ -396,8 +331,3 @@ def test_what_it_says_it_lacks_steers_no_terminal(trained):
     message = refusal(PPO, path)
     assert_names(message, "policy.ckpt", "pol?[2Jicy (a?[31m lie)", "pol?[2Jicy=..., policy=...")
     assert message.isprintable()
-
-
-def test_the_registry_of_envs_is_not_used_where_the_spaces_are_kept(trained, monkeypatch):
-    monkeypatch.setattr(gymnasium, "make", None)
-    assert PPO.load_from_checkpoint(save(trained)).env_steps == 128

@@ -34,9 +34,8 @@ from lightning_rl.cli.app import run
 from lightning_rl.system.construction import to_config
 from lightning_rl.system.declared import parts_of
 from lightning_rl.system.jsonargparse_private import parameters_of
-from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
+from lightning_rl.system.plain_yaml import MOST_VALUES
 from lightning_rl.system.texts import imported
-from tests.commands import rl_cli
 from tests.core.faults.test_trust import SETTINGS, settings
 from tests.helpers import last, train
 from tests.messages import assert_names, refused
@@ -212,14 +211,6 @@ def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, pl
     )
 
 
-@pytest.mark.parametrize("path", ["gymnasium.wrappers.RecordVideo"])
-def test_a_class_that_writes_is_refused(path, place):
-    _, outside = place
-    value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
-    with refused(names=("policy.ckpt", "wrappers.0.class_path", "--trust_code true")):
-        checked_config(placed("wrappers", value), Path("policy.ckpt"))
-
-
 def test_all_that_the_trainer_may_be_given_is_left_out(place):
     _, outside = place
     given = {}
@@ -381,20 +372,6 @@ def test_a_configuration_beyond_all_bounds_is_refused(name, place, trained, caps
         signal.alarm(0)
     bound = "100 levels" if name == "depth" else "10,000 values, or itself"
     assert_names(capsys.readouterr().err, "rl-cli: error:", last(run_dir), bound, "--config")
-
-
-def test_aliases_that_stay_small_are_fine():
-    check_size("a: &a [1, 2]\nb: [*a, *a]\n", "It")
-    with refused(names="10,000"):
-        check_size("a: &a [1, *a]\n", "It")
-
-
-def test_machines_that_are_not_there_are_not_waited_for(place, trained):
-    run_dir, _ = place
-    elsewhere = {"trainer.num_nodes": 2, "trainer.devices": 1, "trainer.strategy": "ddp"}
-    torch.save(trained | {CONFIG_KEY: settings(elsewhere)}, last(run_dir))
-    done = rl_cli("validate", "--ckpt_path", str(last(run_dir)))
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("devices", [10_000, "10000", [0] * 4_000, ",".join("0" * 4_000)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rl import PPO, load_vla_model
+from lightning_rl import PPO
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.system.errors import ConfigurationError
@@ -86,26 +86,4 @@ def test_whoever_trusts_it_in_python_allows_it(directory, trained):
     forge(trained, path=str(directory), trust_code=True)
     with refused(names=("model.safetensors", "save_pretrained")):
         PPO.load_from_checkpoint("policy.ckpt", trust_code=True)
-    assert Path("ran").exists()
-
-
-def test_nothing_is_downloaded(trained, elsewhere, capsys):
-    pytest.importorskip("transformers")
-    forge(trained, path="someone/model", allow_download=True, **MEANS)
-    with pytest.raises(SystemExit):
-        run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert SETS.format("allow_download") in capsys.readouterr().err
-
-
-def test_whoever_trusts_the_checkpoint_allows_it(directory, trained, capsys):
-    """It gets as far as the code, which brings no weights."""
-    forge(trained, path=str(directory), trust_code=True)
-    with pytest.raises(SystemExit):
-        run(["validate", "--ckpt_path", "policy.ckpt", "--trust_code", "true"])
-    assert Path("ran").exists()
-
-
-def test_the_caller_in_python_allows_it(directory):
-    with refused(names=("model.safetensors", "save_pretrained")):
-        load_vla_model("hf", str(directory), trust_code=True)
     assert Path("ran").exists()

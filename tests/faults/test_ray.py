@@ -1,6 +1,5 @@
 """Real Ray, few starts of it: collectors that are killed are replaced, and a learner that is killed leaves no process."""
 
-import ast
 import csv
 import json
 import os
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import lightning_rl
 from lightning_rl import GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
 from lightning_rl.extensions.remote import ray as by_ray
@@ -306,15 +304,6 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
     with refused(names=("RayCollector", "pip install -e '.[ray]'")):
         train(tmp_path, data={"collector": remote()})
-
-
-def test_importing_the_package_does_not_import_ray():
-    """No file does so but within a function."""
-    for path in Path(lightning_rl.__file__).parent.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(name.split(".")[0] == "ray" for name in names), path
 
 
 @pytest.mark.parametrize(

@@ -131,27 +131,6 @@ def test_without_failures_all_collectors_take_part_and_none_waits_where_the_boun
     assert set(origins) == {0, 1, 2, 3}
 
 
-def test_one_collector_without_staleness_takes_turns_with_the_learner():
-    cluster = StandIn(random.Random(0))
-    collectors = remote(cluster, 1, 0)
-    for version in range(5):
-        taken = collectors.take()
-        assert taken.version == version
-        assert under_way(collectors) == 0
-        collectors.publish(version + 1)
-        assert under_way(collectors) == 1
-    assert not cluster.published, "nobody collects while the learner trains"
-
-
-def test_weights_reach_those_who_collect():
-    cluster = StandIn(random.Random(0), longest=1.0)
-    collectors = remote(cluster, 3, 3)
-    collectors.take()
-    collecting = sum(one.status == "collecting" for one in collectors.remotes)
-    collectors.publish(1)
-    assert cluster.published[1] == collecting > 0
-
-
 def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
     last_sent = Counter()
 
@@ -226,19 +205,6 @@ def test_what_keeps_a_collector_from_starting_ends_the_run_before_its_first_roll
     assert len(cluster.live) == 2, "the others are ended with the run"
 
 
-def test_a_node_of_other_packages_that_joins_later_ends_no_run_that_is_under_way():
-    cluster = REFUSING(random.Random(0), longest=1.0)
-    cluster.accepts = True
-    collectors = remote(cluster, 2, 2, min_healthy=1)
-    collectors.take()
-    cluster.accepts = False
-    collectors._fail(collectors.remotes[0], RuntimeError("killed"))
-    for version in range(1, 6):
-        collectors.publish(version)
-        assert collectors.take().origin == 1
-    assert collectors.counts.restarts > 1
-
-
 def test_below_min_healthy_the_run_ends_with_the_cause():
     cluster = StandIn(random.Random(1), failing=1.0)
     collectors = remote(cluster, 3, 3, min_healthy=2, timeout_s=30.0)
@@ -261,17 +227,6 @@ def test_one_that_hangs_is_ended_and_the_others_go_on():
         collectors.publish(version)
     assert collectors.counts.lost == collectors.counts.restarts == 1
     assert collectors.alive == 2
-
-
-def test_where_nothing_comes_it_says_what_they_are_doing():
-    cluster = StandIn(random.Random(0), failing=1.0)
-    collectors = remote(cluster, 2, 2, timeout_s=5.0)
-    cluster._request = lambda _: (
-        request := object(),
-        cluster.due.update({request: (float("inf"), None)}),
-    )[0]
-    with refused(TimeoutError, names=("5 s", "2 collectors", "timeout_s")):
-        collectors.take()
 
 
 def test_who_is_interrupted_gets_what_is_there_and_then_waits_no_more():

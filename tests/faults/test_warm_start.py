@@ -9,9 +9,8 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import GRPO, PPO, ActionChunk, ActorCritic, ActorOnly, PushBlocks, VLAPolicy
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly
 from lightning_rl.algorithms.checks import warm_start_weights
-from lightning_rl.policies.description import describe, differences
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
 from tests.probes import ActionProbe
@@ -134,15 +133,6 @@ def test_the_bounds_of_rescaled_actions_come_with_the_weights(tmp_path):
         pair = begin(tmp_path, policy(), policy(), wide(0, 10), wide(0, 20))
     assert_alike(*pair, 1)
     assert pair[1].distribution.center.item() == 5
-
-
-def test_a_temperature_is_warned_of():
-    env = ActionChunk(1, lambda n: PushBlocks(n), chunk_size=2)
-    spaces = (env.single_observation_space, env.single_action_space)
-    one = describe(VLAPolicy(*spaces, temperature=1.0, value_lr_scale=2.0, micro_batch_size=4))
-    other = describe(VLAPolicy(*spaces, temperature=2.0))
-    assert differences(one, other) == ([], ["head.temperature is 1.0 and was 2.0"])
-    assert not [path for path in one if path.startswith("value_head")]
 
 
 @pytest.mark.parametrize(

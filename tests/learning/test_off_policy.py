@@ -133,25 +133,6 @@ def test_it_learns_which_of_the_allowed_actions_leads_on(algorithm, tmp_path):
         assert module.metrics["train/target_entropy"] == pytest.approx(0.5 * np.log(2.0))
 
 
-@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 100), (0.3, 30)])
-def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
-    few = {"buffer_size": 5, "total_env_steps": 120}
-    settings = {"batch_size": 8, "random_env_steps": 20, "data": few}
-    module = learn(tmp_path, corridor, updates_per_env_step=ratio, **settings)
-    assert module.env_steps == 120
-    assert module.updates_done == updates
-    assert module.metrics["train/optimizer_steps"] == 3 * updates  # critics, actor and temperature
-
-
-def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
-    module = learn(tmp_path, corridor, batch_size=8, policy_delay=3)
-    assert {name: one.statistics.applied for name, one in module.objectives.items()} == {
-        "critic": 300,
-        "actor": 100,
-        "alpha": 100,
-    }
-
-
 def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
     seen = []
 

@@ -206,18 +206,6 @@ def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():
     assert last["metrics"]["age"].tolist() == [9.0, 9.0]
 
 
-def test_a_chunk_leaves_out_what_is_not_one_number_per_env():
-    def vectors(now, info):
-        vector = {"vector": torch.ones(2, 3)}
-        return {key: info[key] | vector for key in ("metrics", "rewards")}
-
-    env = ActionChunk(2, lambda n: passing(n, vectors), 3)
-    env.reset(seed=0)
-    info = env.step(torch.zeros(2, 3, dtype=torch.int64))[4]
-    assert set(info["metrics"]) == {"age"}
-    assert set(info["rewards"]) == {"one"}
-
-
 def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_is_cut():
     torch.manual_seed(3)
     steps = torch.randint(1, K + 1, (6,))

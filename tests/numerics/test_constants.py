@@ -101,18 +101,6 @@ def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, t
     assert len(graphs["product",]) == 1 + (name != "tensor of the same layout")
 
 
-@pytest.mark.parametrize("name", ["number", "slot in a list", "number of an object"])
-def test_a_number_that_varies_has_one_more_graph(name, traced_only):
-    module, (read, _) = Loss(), READERS_AND_CHANGES[name]
-    multiply, graphs = graphs_of(module, read)
-    owner = {"number": module, "slot in a list": module.inner.terms[0]}.get(name, module.inner)
-    for value in (0.5, 1.0, 2.0, 3.0):
-        setattr(owner, "number" if owner is module else "weight", value)
-        module.count += 1
-        assert multiply().item() == value
-    assert len(graphs["product",]) == 2
-
-
 OF_COUNTER = {
     "unread": lambda m: m.number,
     "read": lambda m: m.env_steps / 8,

@@ -1,7 +1,6 @@
 """Rewards, normalizers and the loss of random network distillation are those of a float64 reference."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import (
-    ActorCritic,
     CuriousPPO,
     CuriousSAC,
     HindsightReplay,
@@ -18,7 +16,6 @@ from lightning_rl import (
     RandomNetworkDistillation,
     ReplayBuffer,
 )
-from lightning_rl.extensions.fsdp.sharding import Sharding
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import FinalObservationWriter
 from tests.core.numerics.test_sac import actor_layers
@@ -84,13 +81,6 @@ def test_the_loss_moves_the_predictor_alone_by_its_gradient():
         np.testing.assert_allclose(gradient.T, parameter.grad.numpy(), atol=1e-8)
 
 
-def test_each_state_is_in_one_minibatch():
-    states = torch.arange(30.0).reshape(10, 3)
-    parts = [part["state"] for part in curiosity(batch_size=4).minibatches(states)]
-    assert [len(part) for part in parts] == [4, 3, 3]
-    assert sorted(torch.cat(parts)[:, 0].tolist()) == states[:, 0].tolist()
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
@@ -104,13 +94,6 @@ def test_each_state_is_in_one_minibatch():
 def test_what_is_no_state_is_refused(settings, names):
     with refused(names=names):
         curiosity(**settings)
-
-
-def test_under_fsdp_it_is_refused_by_name():
-    spaces = Box(-1, 1, (3,)), Box(-1, 1, (1,))
-    algorithm = CuriousPPO(ActorCritic(*spaces))
-    with refused(names=("fsdp", "CuriousPPO", "curiosity", "ddp")):
-        Sharding.check(None, algorithm, algorithm.configure_objectives())
 
 
 @pytest.mark.parametrize("replay", [HindsightReplay, MixedReplay])
@@ -134,23 +117,3 @@ def test_with_another_number_of_envs_a_resumed_run_begins_new_sums(tmp_path):
     path = tmp_path / "first" / "checkpoints" / "last.ckpt"
     module, *_ = train(tmp_path / "second", **run, data=data, ckpt_path=str(path))
     assert (module.env_steps, module.curiosity.carry.shape) == (128, (2,))
-
-
-def test_the_maze_of_the_page_pays_for_the_key_and_the_goal_alone(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples")
-    from door_maze import DoorMaze
-
-    right, down, left, up = range(4)
-    env = DoorMaze(2, rooms=2, size=3, max_episode_steps=30)
-    env.reset(seed=0)
-    key, door, goal = [down, down, up, up], [right, right, right], [down, down]
-    without_key = [right, right, right, down, down, right, up, up, left]
-    rewards, ends = [], []
-    for moves in zip(key + door + goal, without_key, strict=True):
-        _, reward, terminated, _, _ = env.step(torch.tensor(moves))
-        rewards.append(reward.tolist())
-        ends.append(terminated.tolist())
-    # One env fetches the key first and goes through the door; the other one stays in its room.
-    assert rewards == [[0.0, 0.0]] * 8 + [[1.0, 0.0]]
-    assert ends == [[False, False]] * 8 + [[True, False]]
-    assert env.state["place"][1].tolist() == [0, 1]

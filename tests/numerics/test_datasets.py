@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -168,50 +167,6 @@ def test_a_discarded_episode_leaves_nothing(tmp_path):
         writer.end_episode(observation(recorded.generator, 1, 0))
 
 
-def test_a_timed_out_episode_is_no_terminal_one_and_keeps_its_true_end(tmp_path):
-    """LeRobot stores `done`, without truncation, and no final observation (notes on its defects, 31)."""
-    env = gymnasium.make("Pendulum-v1", max_episode_steps=4)
-    writer = EpisodeWriter(tmp_path / "data", env.observation_space, env.action_space, 20)
-    finals = []
-    for seed in range(2):
-        seen, _ = env.reset(seed=seed)
-        done = False
-        while not done:
-            following, reward, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
-            writer.add(seen, np.zeros(1), reward, terminated, truncated)
-            seen, done = following, terminated or truncated
-        writer.end_episode(seen)
-        finals.append(seen)
-    for path in ("before", "after"):
-        episodes = read_episodes(tmp_path / "data")
-        assert [len(episode) for episode in episodes] == [4, 4], path
-        for episode, final in zip(episodes, finals, strict=True):
-            assert not episode.terminated.any()
-            assert episode.truncated.tolist() == [False, False, False, True]
-            np.testing.assert_array_equal(episode.observation[-1], final)
-            assert episode.action.shape == (4, 1), "a Box of one number stays one"
-        writer.finalise()
-
-
-def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
-    """As of a dataset of others: without our own description, by LeRobot's names and by `keys`."""
-    path, recorded = tmp_path / "data", Recorded()
-    writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push", "png")
-    recorded.record(writer, 3)
-    (path / "meta/lightning_rl.json").unlink()
-    observation = read_episodes(path)[0].observation
-    assert set(observation) == {"state", "goal", "grid", "touch", "images"}
-    assert observation["images"]["wrist"].shape == (4, 32, 32, 3)
-    episode = read_episodes(path, {"observation.state": "observation"})[0]
-    assert torch.equal(episode.observation, observation["state"])
-    recorded.check(path, 0, observation_space=OBSERVATION, action_space=ACTION)
-    renamed = Dict({"camera": Box(0, 255, (64, 48, 3), np.uint8)})
-    episode = read_episodes(
-        path, {"observation.images.front": "observation.camera"}, observation_space=renamed
-    )[0]
-    assert torch.equal(episode.observation["camera"], observation["images"]["front"])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -269,27 +224,6 @@ def cut(pattern, size=-40):
             file.write_bytes(file.read_bytes()[:size])
 
     return act
-
-
-def break_pictures(path):
-    file = next(path.glob("data/*/*.parquet"))
-    table = parquet.read_table(file)
-    at = table.column_names.index("observation.images.front")
-    broken = [{"bytes": b"no picture", "path": None}] * len(table)
-    kind = table.schema.field(at).type
-    parquet.write_table(
-        table.set_column(at, table.schema.field(at), pyarrow.array(broken, kind)), file
-    )
-
-
-def test_a_broken_picture_is_named(tmp_path):
-    writer = EpisodeWriter(tmp_path / "data", OBSERVATION, ACTION, FPS, "push", "png")
-    Recorded().record(writer, 2)
-    break_pictures(tmp_path / "data")
-    with refused(names=("'observation.images.front'", "PNG, JPEG", "keys")):
-        read_episodes(tmp_path / "data")[0]
-    space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
-    assert len(read_episodes(tmp_path / "data", observation_space=space)[0]) == 2, "not looked at"
 
 
 def old(path):

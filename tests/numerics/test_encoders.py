@@ -42,9 +42,7 @@ from lightning_rl import (
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
-from lightning_rl.policies.description import describe
 from lightning_rl.rollout.allocation import allocate_rollout
-from lightning_rl.system.construction import config_of
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv
@@ -108,26 +106,11 @@ def test_floats_between_minus_one_and_one_are_taken_as_they_are_and_others_refus
         SMALL(Box(0.0, 255.0, (12, 10, 3), np.float32))
 
 
-def test_the_nature_network_is_that_of_the_paper():
-    encoder = NatureCNN(Box(0, 255, (84, 84, 4), np.uint8))
-    convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
-    found = [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in convolutions]
-    assert found == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-    (linear,) = [layer for layer in encoder.layers if isinstance(layer, nn.Linear)]
-    assert (linear.in_features, linear.out_features) == (7 * 7 * 64, 512)
-
-
 def test_a_picture_too_small_for_the_kernels_is_refused_with_the_least_size_and_the_cure():
     NatureCNN(Box(0, 255, (36, 36, 3), np.uint8))
     with refused(names=("NatureCNN", "48x35", "36x36", "resize: [36, 36]", "ImpalaCNN")):
         NatureCNN(Box(0, 255, (48, 35, 3), np.uint8))
     NatureCNN(Box(0, 255, (48, 35, 3), np.uint8), resize=(36, 36))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 7), (33, 18)])
-def test_the_residual_network_takes_pictures_of_any_size(size):
-    encoder = ImpalaCNN(Box(0, 255, (*size, 3), np.uint8), size=5, channels=(4, 8, 8))
-    assert encoder(pictures(2, *size, 3)).shape == (2, 5)
 
 
 def test_a_point_is_the_mean_place_of_what_its_channel_sees():
@@ -148,21 +131,6 @@ def test_a_point_is_the_mean_place_of_what_its_channel_sees():
         SpatialSoftmaxCNN(PICTURE, points=0)
     with refused(names=("SpatialSoftmaxCNN", "12x3", "9x9")):
         SpatialSoftmaxCNN(Box(0, 255, (12, 3, 3), np.uint8))
-
-
-def test_points_follow_what_moves_by_as_much():
-    """A softmax over places moves with the picture, where a linear layer has to learn each place."""
-    encoder = SpatialSoftmaxCNN(PICTURE, points=2, channels=[3], kernels=[1], strides=[1])
-    convolution, _, last, _ = encoder.layers
-    with torch.no_grad():  # each point sees what is bright, one of them sharper than the other
-        convolution.weight.fill_(1.0)
-        last.weight.copy_(torch.tensor([[1.0], [3.0]]).expand(2, 3)[:, :, None, None])
-    picture = torch.full((12, 10, 3), 40, dtype=torch.uint8)
-    picture[4, 3] = torch.tensor([250, 20, 130])
-    moved = picture.roll((2, 3), (0, 1))
-    pairs = (encoder(moved) - encoder(picture)).view(2, 2)
-    ratio = pairs[:, 1] / pairs[:, 0]  # steps of 2 / 11 down and of 2 / 9 to the right
-    torch.testing.assert_close(ratio, torch.full((2,), (2 * 2 / 11) / (3 * 2 / 9)))
 
 
 def test_a_crop_is_what_a_slice_is_and_a_resize_keeps_the_mean():
@@ -233,17 +201,6 @@ def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
         NatureCNN(PICTURE, channels=[4])
     with refused(names="policy.init_args.encoder: {class_path: NatureCNN}"):
         ActorCritic(PICTURE, ACTION)
-
-
-def test_a_perceptron_normalises_and_ends_in_an_activation():
-    encoder = PerceptronEncoder(Box(-9, 9, (3,)), hidden_sizes=(8, 5), normalize=True)
-    data = 3 + 2 * torch.randn(500, 3)
-    encoder.update_normalization(data)
-    assert encoder.normalizer(data).mean(0).abs().max() < 1e-5
-    features = encoder(data.view(50, 10, 3))
-    assert features.shape == (50, 10, 5)
-    assert features.min() >= 0
-    assert PerceptronEncoder(Box(-9, 9, (3, 2))).size == 6
 
 
 def test_a_choice_is_one_number_among_as_many_as_there_are():
@@ -427,16 +384,6 @@ def test_a_critics_encoder_that_cannot_take_its_keys_is_refused_and_the_cure_nam
         ActorCritic(space, ACTION, encoder=make, **keys)
     policy = ActorCritic(space, ACTION, encoder=make, critic_encoder=PerceptronEncoder, **keys)
     assert isinstance(policy.critic_encoder, PerceptronEncoder)
-
-
-def test_a_policy_says_how_its_encoder_was_made_and_what_it_computes():
-    policy = ActorCritic(PICTURE, ACTION, encoder=partial(NatureCNN, size=9, kernels=(4, 2, 2), strides=(2, 1, 1)))  # fmt: skip
-    told = config_of(policy)["init_args"]["encoder"]
-    assert told == {
-        "class_path": "lightning_rl.NatureCNN",
-        "init_args": {"size": 9, "kernels": [4, 2, 2], "strides": [2, 1, 1]},
-    }
-    assert describe(policy)["encoder"]["class"] == "NatureCNN"
 
 
 def off_policy(cls, algorithm, **settings):

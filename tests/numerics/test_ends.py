@@ -7,11 +7,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
-from lightning_rl import ActionChunk, ActorOnly, GymnasiumEnv, SyncCollector
+from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
-from lightning_rl.buffers import WriterError
-from lightning_rl.collectors import AsyncCollector, EpisodeSettings
-from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.extensions.tasks import gymnasium_tasks
 from lightning_rl.rollout.allocation import allocate_rollout
@@ -20,7 +17,7 @@ from lightning_rl.rollout.contract import (
     final_observations,
     next_observations,
 )
-from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
+from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import make_collector, policy_for
 from tests.messages import refused
 from tests.policies import SUM_OF_OBSERVATION
@@ -65,14 +62,6 @@ def test_a_time_out_without_its_final_observation_is_refused(tree):
     message = ("Limited", "env 0", "step 3", "info['final_obs']")
     with refused(names=message):
         collector_of(Limited(tree=tree)).collect()
-
-
-def test_a_time_out_without_its_final_observation_is_refused_in_the_background_too():
-    collector = collector_of(Limited(), AsyncCollector)
-    with pytest.raises(WriterError) as error:
-        collector.collect()
-    assert "info['final_obs']" in str(error.value.__cause__)
-    collector.close()
 
 
 def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
@@ -236,17 +225,6 @@ def test_a_cut_is_bootstrapped_and_a_failure_is_not():
     assert not rollout["success"][~rollout["done"]].any()
 
 
-def test_episodes_that_fail_or_are_cut_are_evaluated_as_such():
-    env = Mill(40)
-    policy = policy_for(env)
-    starts, _ = env.reset(seed=list(range(40)))
-    for start, episode in zip(starts, run_episodes(policy, env, list(range(40))), strict=True):
-        kind, length = ends_of(start)
-        assert episode["length"] == length
-        assert episode["terminated"] == (kind in ("success", "fail"))
-        assert episode["success"] == (kind == "success")
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -269,66 +247,6 @@ def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch
     seen = follow(env, 40)
     env.close()
     assert min(seen.values()) > 5
-
-
-def ticker(num_envs, says=lambda lucky: {"success": lucky}):
-    """Pay the age at each step; episodes of a row are of different lengths, drawn at their starts."""
-
-    def start(uniform):
-        return {"left": (uniform * 9).floor() + 2, "age": uniform * 0}
-
-    def move(env, state, action):
-        left, age = state["left"] - 1, state["age"] + 1
-        ended = left.squeeze(1) <= 0
-        lucky = ended & ((left + age) % 2 == 0)[:, 0]
-        return {"left": left, "age": age}, age.squeeze(1), ended, says(lucky)
-
-    return ScriptedTask(num_envs, start, move, action_space=Discrete(2), steps=100)
-
-
-@pytest.mark.parametrize("reset", [True, False])
-@pytest.mark.parametrize("first_only", [True, False])
-def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
-    env = ticker(4)
-    torch.manual_seed(0)
-    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = make_collector(
-        SyncCollector, env, policy, 15, 1, episode_settings=EpisodeSettings(2, reset, first_only)
-    )
-    merged = 0
-    for _ in range(8):
-        before = collector.statistics.episodes
-        done = collector.collect()["done"][:, :-1]
-        ended = int(done.any(1).sum() if first_only else done.sum())
-        assert collector.statistics.episodes == before + ended
-        merged += int((done.sum(1) > 1).sum())
-    statistics = collector.statistics
-    assert merged > 1, "rows end a second episode in the same rollout"
-    assert max(statistics.lengths) <= 10
-    for total, length, success in zip(
-        statistics.returns, statistics.lengths, statistics.successes, strict=True
-    ):
-        assert total == length * (length + 1) / 2
-        assert success == (length % 2 == 0)
-
-
-def test_failures_before_the_first_success_count_where_only_successes_are_said():
-    """The window of the training's success rate is as long as that of its returns."""
-    late = {"steps": 0}
-
-    def says(lucky):
-        late["steps"] += 1
-        return {"success": lucky} if late["steps"] > 30 and lucky.any() else {}
-
-    collector = collector_of(ticker(4, says))
-    for _ in range(6):
-        collector.collect()
-        assert len(collector.statistics.successes) == len(collector.statistics.returns)
-        rate = collector.metrics().get("charts/success_rate_avg_100")
-        assert (rate is None) == (late["steps"] <= 30)
-    lengths = list(collector.statistics.lengths)
-    # The first 30 steps were silent, and whatever ended in them has failed.
-    assert 0 < rate < np.mean([length % 2 == 0 for length in lengths])
 
 
 def test_the_final_value_is_that_of_the_true_final_observation_where_time_ran_out():

@@ -71,30 +71,6 @@ def test_no_outcome_is_favoured_because_it_comes_early():
     assert (summary["terminations"], summary["truncations"]) == (400, 0)
 
 
-def test_terminations_and_time_limits_are_counted_apart():
-    env = PushCube(4, max_episode_steps=3)
-    summary = summarize(run_episodes(policy_for(env, seed=0), env, [0, 1, 2]))
-    assert (summary["terminations"], summary["truncations"]) == (0, 3)
-    assert summary["lengths"] == [3, 3, 3]
-
-
-def partly():
-    """Say something of an episode at its end, and of another env's nothing."""
-    metrics = {"speed": 2.0, "name": "x", "path": np.ones(2)}
-
-    def said(env):
-        return {"metrics": metrics if env.seed == 1 else {}}
-
-    return ScriptedEnv(UNIT, observe=zeros, terminated=True, info=said)
-
-
-def test_a_metric_that_only_some_episodes_have_is_averaged_over_those():
-    gymnasium.register("Partly-v0", partly)
-    env = GymnasiumEnv(2, "Partly-v0")
-    summary = summarize(run_episodes(policy_for(env, seed=0), env, [0, 1]))
-    assert summary["metrics"] == {"speed": 2.0}
-
-
 def rare(says=True):
     """Succeed where the seed divides by 4, and say it then alone; the others end without a word."""
 
@@ -252,11 +228,3 @@ def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
     trainer.fit(module, data)
     (returned,) = trainer.validate(module, data)
     assert returned == logged_values(module.evaluation) | {"eval/own": 7.0}
-
-
-def test_what_is_asked_for_is_evaluated_and_returned_whatever_training_does_without(tmp_path):
-    data = make_data(total_env_steps=64)
-    none = {"logger": False, "enable_progress_bar": False, "limit_val_batches": 0}
-    trainer = RLTrainer(run_dir=str(tmp_path), **none)
-    (found,) = trainer.validate(make_ppo(data), data)
-    assert found["eval/avg_length"] > 0

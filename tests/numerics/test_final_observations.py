@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import AsyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
-from lightning_rl.buffers.segments import copy_rollout, rollout_from, rollout_state
+from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
@@ -194,28 +194,6 @@ def test_where_a_look_waits_there_are_few_and_the_rows_are_the_same(space, monke
         assert_same(rollout_state(one), rollout_state(other))
 
 
-def test_steps_without_any_are_left_out_there_too():
-    rollout, finals = numbered(PLAIN)
-    writer = as_on_an_accelerator(rollout)
-    for t in range(0, T, 2):
-        writer.write(t, finals[:, t])
-    writer.finish()
-    even = torch.arange(T + 1) % 2 == 0
-    assert torch.equal(rollout["final_index"] > 0, rollout["done"] & even)
-    rows, steps = (rollout["done"] & even).nonzero(as_tuple=True)
-    assert torch.equal(final_observations(rollout, rows, steps), finals[rows, steps])
-
-
-def test_what_was_kept_aside_of_a_rollout_that_was_broken_off_is_forgotten():
-    (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
-    writer = as_on_an_accelerator(other)
-    for t in range(LOOK_EVERY + 3):
-        writer.write(t, -finals[:, t])
-    clear_final_observations(other)
-    write(other, finals, writer)
-    assert_same(rollout_state(one), rollout_state(other))
-
-
 def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
     (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
     writer = as_on_an_accelerator(other)
@@ -300,11 +278,3 @@ def test_one_that_is_not_finite_is_named_by_env_and_step():
     check_finite(rollout[:, :20])  # it is of a step that was cut off
     clear_final_observations(rollout)
     check_finite(rollout)
-
-
-def test_a_copied_rollout_has_the_rows_of_its_source():
-    (source, finals), (target, _) = written(TREE), written(TREE, 1)
-    copy_rollout(target, source)
-    assert_same(rollout_state(target), rollout_state(source))
-    clear_final_observations(source)
-    assert_same(plain(next_observations(target)), plain(expected_successors(target, finals)))

@@ -11,7 +11,6 @@ from lightning_rl import (
     GRPO,
     ActionChunk,
     GymnasiumEnv,
-    Quadruped,
     RLDataModule,
     RslRlVecEnv,
     TensorSimulator,
@@ -118,13 +117,6 @@ def test_first_episodes_are_cut_at_random_steps_and_later_ones_are_whole(kind):
     assert plain.tolist() == [LIMIT] * num_envs
 
 
-def test_the_first_observation_of_a_simulator_shows_its_counter():
-    env = randomized(foreign)
-    observation, _ = env.reset(seed=7)
-    assert torch.equal(observation[:, 0].long(), env.simulator.env.episode_length_buf)
-    assert observation.max() > 0
-
-
 def test_it_is_of_training_alone_and_of_each_rank(monkeypatch):
     data = RLDataModule(walk, 4, random_first_episode_length=True, seed=1)
     assert ends_of(data.eval_env)[0].tolist() == [LIMIT] * data.eval_env.num_envs
@@ -154,16 +146,6 @@ def test_in_the_background_without_lag_it_is_the_foreground(tmp_path):
     train(tmp_path / "sync", env=walk, data=data)
     train(tmp_path / "async", env=walk, data=data | {"collector": background(0)})
     assert_same_training(tmp_path / "sync", tmp_path / "async")
-
-
-def test_the_quadruped_and_its_terms_see_the_elapsed_steps():
-    pytest.importorskip("mujoco")
-    env = randomized(partial(Quadruped, max_episode_steps=LIMIT), 4)
-    env.reset(seed=3)
-    left = LIMIT - env.elapsed
-    for _ in range(int(left.min())):
-        *_, truncated, _ = env.step(torch.zeros(4, 8))
-    assert torch.equal(truncated, left == left.min())
 
 
 def test_an_env_that_cannot_is_refused():

@@ -214,19 +214,6 @@ def test_the_backbone_runs_once_and_the_expert_once_per_step():
     assert counts == {"backbone": 3, "expert": 9}
 
 
-def test_it_acts_deterministically_from_one_fixed_noise():
-    policy, again = make_policy(), make_policy()
-    again.load_state_dict(policy.state_dict())
-    td = observed(5)
-    action = policy.get_action(td.clone(), deterministic=True)["action"]
-    assert torch.equal(action, again.get_action(td.clone(), deterministic=True)["action"])
-    features = policy.features(td)
-    noise = torch.randn(8, generator=torch.Generator().manual_seed(0)).expand(5, -1)
-    assert torch.equal(policy.decode(features, noise), action)
-    other = policy.decode(features, -noise)
-    assert not torch.allclose(other, action)
-
-
 def test_what_a_flow_cannot_do_is_refused():
     policy = make_policy()
     for algorithm in (PPO, partial(GRPO, group_size=2), BehaviorCloning):

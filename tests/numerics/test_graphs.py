@@ -12,7 +12,6 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import (
-    ActorCritic,
     LeRobotPolicy,
     PerceptronBackbone,
     RealTime,
@@ -24,7 +23,7 @@ from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.extensions.export import exported as directories
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import graphs_of, is_in_graphs, ports_of, why_not_traced
-from lightning_rl.extensions.export.parity import flat, parity
+from lightning_rl.extensions.export.parity import flat
 from tests.golden.make_lerobot import filled_in
 from tests.messages import assert_names, refused
 
@@ -178,11 +177,3 @@ def test_a_chain_in_real_time_keeps_its_single_graph_or_is_refused():
     assert not is_in_graphs(flow(real_time=RealTime(method="skip", **settings)))
     reason = why_not_traced(flow(real_time=RealTime(**settings)))
     assert_names(reason, "real_time.method: guided", "--format safetensors")
-
-
-def test_a_policy_of_ones_own_may_call_a_layer_head():
-    policy = ActorCritic(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
-    policy.head = torch.nn.Linear(2, 2)
-    acting = TrainedPolicy(policy)
-    report = parity(policy, lambda: lambda observation: flat(acting.act(observation)))
-    assert report["actions"]["action"]["largest_difference"] == 0.0

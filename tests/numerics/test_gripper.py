@@ -19,10 +19,8 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
-from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert, ScriptedHelp, smaller
+from lightning_rl.extensions.tasks.gym_hil import PickCube, ScriptedHelp, smaller
 from lightning_rl.extensions.wrappers.penalty import GripperPenalty, PenaltyTerms
-from lightning_rl.functional import double_q_target
-from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
@@ -56,19 +54,6 @@ def test_the_best_command_is_acted_on_and_the_arm_is_squashed(deterministic):
     assert (CLOSE, STAY, OPEN) == (0, 1, 2)
 
 
-def test_a_collector_gets_the_gripper_too():
-    """The first thing that an actor elsewhere lacked in LeRobot was its discrete critic."""
-    names = set(policy().acting_state())
-    assert any(name.startswith("gripper.") for name in names)
-    assert not any(name.startswith("critic.") for name in names)
-
-
-def test_it_acts_in_torch_and_says_so():
-    made = policy()
-    rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 1, 4, extra_fields=made.extra_fields)
-    assert type(made.rollout_actor(rollout)) is StepwiseActor
-
-
 def test_actions_without_a_gripper_are_refused():
     for space in (Discrete(3), Box(-1.0, 1.0, (1,))):
         with refused(names=("GripperActorCritic", "Box", space, "SAC", "SquashedActorCritic")):
@@ -82,16 +67,6 @@ def test_actions_without_a_gripper_are_refused():
     plain = SquashedActorCritic(arms.OBSERVATION, arms.ACTION)
     with refused(names=("GripperSAC", "SquashedActorCritic", "class_path: GripperActorCritic")):
         GripperSAC(plain)
-
-
-def test_the_target_takes_the_networks_choice_at_the_targets_worth():
-    target = double_q_target(
-        torch.tensor([1.0, 2.0]),
-        torch.tensor([0.5, 0.0]),
-        torch.tensor([[0.0, 3.0, 1.0], [1.0, 0.0, 0.0]]),
-        torch.tensor([[9.0, 4.0, 7.0], [9.0, 9.0, 9.0]]),
-    )
-    assert target.tolist() == [3.0, 2.0]
 
 
 def test_terms_are_weighed_and_one_that_is_not_said_is_named():
@@ -273,22 +248,6 @@ def test_the_cube_lies_where_the_seed_says_and_nobody_elses_numbers_move():
     np.testing.assert_array_equal(second, third)
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(np.random.uniform(size=3), wanted)
-
-
-def test_the_expert_comes_over_the_cube_closes_and_lifts():
-    env, expert = PickCube(simulation()), PickCubeExpert(noise=0.0)
-    observation, _ = env.reset(seed=1)
-    commands, heights = [], []
-    for _ in range(30):
-        action = expert(observation)
-        commands.append(int(action[3]))
-        observation, *_ = env.step(action)
-        heights.append(float(observation[17]))
-        if observation[14] == 1.0:  # the stand-in's cube does not move: it would be let go of
-            break
-    assert commands[-1] == CLOSE
-    assert set(commands[:-1]) == {STAY}  # a command is given where something is to change, no more
-    assert np.abs(observation[21:23]).max() < 0.5
 
 
 def test_from_pictures_the_policy_does_not_know_the_cube_and_the_helper_does():

@@ -20,7 +20,6 @@ from lightning_rl import (
     GymnasiumEnv,
     HindsightReplay,
     MixedReplay,
-    ReplayBuffer,
     ValueAtoms,
 )
 from lightning_rl.buffers import replay_buffer
@@ -150,22 +149,6 @@ def test_each_sample_is_that_of_the_definition(
         assert abs(np.mean(chosen) - 0.5) < 0.1
 
 
-def test_penalties_are_summed_as_far_as_rewards_are():
-    stream = GoalStream(SPACE, 1, seed=1, end=0.0)
-    rollout = stream.next(6)
-    rollout["penalty"] = torch.ones(1, 7)
-    replay = HindsightReplay(SPACE, ACTION, 1, goals=judge, share=1.0, capacity=10)
-    replay.extend(rollout)
-    (batch,) = replay.batches(1, 200, n_steps=3, gamma=1.0)
-    lengths = torch.where(batch["discount"] == 0, 0, 3)
-    assert set(batch["penalty"].tolist()) == {1.0, 2.0, 3.0}
-    assert (batch["penalty"] >= lengths.minimum(batch["penalty"])).all()
-    # Of an endless reward of one per step, the penalty is as long as the sum.
-    rewards = judge(*(batch["next_observation", k] for k in ("achieved_goal", "desired_goal")))[0]
-    once = batch["penalty"] == 1
-    torch.testing.assert_close(batch["reward"][once], rewards[once])
-
-
 point = partial(GymnasiumEnv, id="tests/Point-v0")
 
 
@@ -229,12 +212,6 @@ def test_returns_of_new_goals_fit_the_limit_before_the_first_success(ends, repla
     module, *_ = train(tmp_path, **changed | {"env": variant(GoalProbe, judge=judge)})
     largest = 10.0 if ends else 10.0 / (1 - 0.75)
     assert module.normalized_reward(torch.tensor([largest])).tolist() == [5.0]
-
-
-@pytest.mark.parametrize("replay", [ReplayBuffer, mixed])
-def test_other_replays_take_a_goal_env_too(replay, tmp_path):
-    module, *_ = train(tmp_path, **run(data={"replay": replay}))
-    assert module.updates_done > 5
 
 
 KEPT = {"moved": [], "force": [3]}

@@ -180,11 +180,3 @@ def test_what_an_env_says_at_its_ends_alone_is_averaged_over_the_ends():
     reports.add({"metrics": {"score": torch.tensor([nan, nan])}, "rewards": {}})
     assert reports.close_rollout() == {"metrics/score": 4.0}
     assert reports.close_rollout() == {}
-
-
-def test_an_env_that_says_nothing_is_asked_nothing():
-    env = GymnasiumEnv(2, "CartPole-v1")
-    env.reset(seed=0)
-    *_, info = env.step(torch.zeros(2, dtype=torch.int64))
-    assert info == {}
-    env.close()

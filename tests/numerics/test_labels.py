@@ -1,6 +1,5 @@
 """`label`: rewards, returns, values and advantages are what their definitions say, and nothing is half written."""
 
-import json
 import os
 import signal
 import warnings
@@ -9,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 
 from lightning_rl import (
     ActorCritic,
@@ -31,7 +30,6 @@ from lightning_rl.extensions.datasets.label import (
     step_advantage,
     success_reward,
 )
-from lightning_rl.extensions.recap.conditioned import conditioned
 from tests.helpers import make_collector
 from tests.messages import assert_names, refused
 
@@ -140,16 +138,6 @@ def test_what_is_written_is_read_again(tmp_path, finalise):
     assert found.positive == int(torch.cat(good).sum())
     keyed = read_episodes(path, {"complementary_info.reward": "reward"})
     torch.testing.assert_close(keyed[1].reward, rewards[1].float())
-
-
-def test_statistics_are_those_of_the_labels(dataset):
-    label(dataset)
-    label(dataset, reward="env")
-    values = torch.cat([episode.extra["return"] for episode in read_episodes(dataset)])
-    told = json.loads((dataset / "meta/stats.json").read_text())["complementary_info.return"]
-    assert told["mean"] == pytest.approx([float(values.mean())])
-    assert told["max"] == [float(values.max())]
-    assert told["count"] == [20]
 
 
 def test_success_is_said_anew(tmp_path):
@@ -344,19 +332,6 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
         run(["label", "data", "--successes", "1"])
     assert stop.value.code == 2
     assert_names(capsys.readouterr().err, "label", "--successes", "close matches: success")
-
-
-def test_a_condition_is_two_numbers_more():
-    flat = gymnasium.make("CartPole-v1").observation_space
-    assert conditioned(flat).shape == (6,)
-    assert conditioned(flat).high[4:].tolist() == [1, 1]
-    tree = Dict({"state": Box(-1, 1, (2,))})
-    assert conditioned(tree)["condition"].shape == (2,)
-    for space in (Box(0, 255, (3,), np.uint8), gymnasium.spaces.Discrete(3), conditioned(tree)):
-        with refused(
-            names=("ConditionedPolicy", "'condition'", "gymnasium.wrappers.FlattenObservation")
-        ):
-            conditioned(space)
 
 
 def demonstrations(path, policy=ConditionedPolicy, **settings):

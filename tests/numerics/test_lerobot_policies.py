@@ -18,7 +18,6 @@ from tensordict import TensorDict
 from lightning_rl import (
     PPO,
     ActionChunk,
-    AsyncCollector,
     DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
@@ -37,11 +36,9 @@ from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
 from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, filled_in, pixels_of, recipes, weights_of
 from tests.helpers import (
-    assert_same,
     assert_same_run,
     fit_in,
     last,
-    load,
     make_collector,
     make_data,
 )
@@ -121,16 +118,6 @@ def test_inputs_and_actions_are_those_of_lerobot(name, place, tmp_path):
             old, new = load_file(file), load_file(again)
             assert old.keys() == new.keys()
             assert all(torch.equal(old[key], new[key]) for key in old), file.name
-
-
-def test_one_denoising_step_is_that_of_lerobot(place):
-    io = load_file(GOLDEN / "diffusion" / "io.safetensors")
-    policy = LeRobotPolicy(path=str(place("diffusion")))
-    condition = policy.backbone.of_inputs(policy.prepare(batch_of("diffusion", io, planes=True)))
-    with torch.no_grad():
-        network = policy.backbone.network
-        found = network.unet(io["noise"], torch.tensor([3, 1]), condition.summary)
-    torch.testing.assert_close(found, io["denoised"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX", "QUANTILES"])
@@ -355,17 +342,6 @@ def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
     with torch.no_grad():
         wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
     np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
-
-
-def test_in_the_background_without_lag_it_is_the_foreground(place, tmp_path):
-    make = partial(LeRobotPolicy, path=str(place("act")))
-    for name in ("front", "back"):
-        collector = (
-            {"collector": partial(AsyncCollector, max_staleness=0)} if name == "back" else {}
-        )
-        fit(tmp_path / name, arm(8), make, data=collector)
-    front, back = (load(last(tmp_path / name))["state_dict"] for name in ("front", "back"))
-    assert_same(front, back)
 
 
 def push_blocks(num_envs):

@@ -6,7 +6,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
-from scripts.libero_experts import TASKS, act, play, turn_down
+from scripts.libero_experts import TASKS, play
 
 from lightning_rl import LiberoEnv
 from lightning_rl.extensions.libero.env import LiberoTask, axis_angle, listed_task
@@ -106,39 +106,6 @@ def test_a_state_that_is_set_is_the_listed_one(task_id):
     simulation.set_init_state(states[1])
     assert np.abs(simulation.get_sim_state() - states[1]).max() <= 1e-9
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("gripper", "width", "carried", "direction", "fingers"),
-    [
-        ((-0.15, 0.0, 0.25), 0.08, (-0.1, -0.2, 0.04), (1, -1, -1), -1),  # comes from aside, open
-        ((-0.1, -0.2, 0.17), 0.08, (-0.1, -0.2, 0.04), (0, 0, -1), -1),  # above the object: down
-        ((-0.1, -0.2, 0.05), 0.08, (-0.1, -0.2, 0.04), (0, 0, 0), 1),  # at the object: close
-        ((-0.1, -0.2, 0.05), 0.06, (-0.1, -0.2, 0.04), (0, 0, 1), 1),  # holds it: up
-        ((-0.1, -0.2, 0.2), 0.06, (-0.1, -0.2, 0.19), (1, 1, 1), 1),  # is high: aside
-        ((0.0, 0.25, 0.24), 0.06, (0.0, 0.25, 0.23), (0, 0, -1), 1),  # above the basket: down
-        ((0.0, 0.25, 0.12), 0.06, (0.0, 0.25, 0.11), (0, 0, 0), -1),  # in the basket: open
-    ],
-)
-def test_the_expert_acts_by_the_poses_alone(gripper, width, carried, direction, fingers):
-    objects = np.zeros((7, 14), np.float32)
-    objects[0, :3], objects[1, :3] = carried, (0.0, 0.25, 0.0)  # the soup and the basket
-    state = np.array([*gripper, math.pi, 0, 0, width / 2, -width / 2], np.float32)
-    observation = {"state": state, "environment_state": objects.ravel()}
-    action = act(observation, TASKS["libero_object:0"])
-    assert np.sign(action[:3].round(4)).tolist() == list(direction)
-    assert action[3:6] == pytest.approx(0, abs=1e-6)
-    assert action[6] == fingers
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_expert_turns_the_gripper_down(seed):
-    generator = np.random.default_rng(seed)
-    deviation, point = generator.normal(scale=0.02, size=3), generator.normal(size=3)
-    vector = np.array([math.pi, 0, 0]) + deviation
-    down = point * [1, -1, -1]
-    before, after = turned(vector, point), turned(turn_down(vector), turned(vector, point))
-    assert np.linalg.norm(after - down) < 0.05 * np.linalg.norm(before - down)
 
 
 @needs_wheels

@@ -4,14 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import (
     CartPole,
     GymnasiumEnv,
     ManagedEnv,
-    PointMass,
     PushCube,
     Quadruped,
     TermWrapper,
@@ -295,17 +294,6 @@ def test_noise_has_its_size_and_a_bias_stays_within_an_episode(kind):
     assert kind == "std" or each.abs().max() <= 0.5
 
 
-def test_several_groups_are_a_dict():
-    groups = {
-        "actor": {"own": Observation("task_observation")},
-        "critic": {"x": Observation("entry", {"name": "x"}, scale=2.0)},
-    }
-    env = Drift(2, observations=groups)
-    assert isinstance(env.single_observation_space, Dict)
-    first, _ = env.reset(seed=0)
-    assert torch.equal(first["critic"], 2 * first["actor"])
-
-
 def test_actions_side_by_side_drive_joints_of_their_own():
     def inverse(env, change):
         return torch.cat((change, -change[:, :1]), 1)
@@ -432,15 +420,6 @@ def test_a_term_that_returns_something_else_is_named(terms, message):
 def test_an_event_that_returns_another_entry_is_named():
     with refused(EnvFaultError, names=("'e' of events", "'y'", "x, gain")):
         Drift(2, events={"e": Event(lambda env: {"y": env.state["x"]})})
-
-
-def test_thresholds_of_tasks_are_settings():
-    wide = PointMass(64, terminations={"success": Termination(params={"radius": 3.0})})
-    *_, terminated, _, info = played(wide, 1)[1][-1]
-    assert terminated.all()
-    assert info["success"].all()
-    none = PushCube(4, terminations={"success": None}, rewards={"success": None})
-    assert "success" not in played(none, 1)[1][-1][-1]
 
 
 def turned(env):

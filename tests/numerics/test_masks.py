@@ -14,16 +14,15 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     GymnasiumEnv,
-    SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.collectors.evaluation import action_function, run_episodes
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
-from tests.helpers import draw_from, make_collector, policy_for
+from tests.helpers import make_collector, policy_for
 from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
@@ -42,22 +41,6 @@ def observed(mask_space):
 def env_with_masks(vectorization="sync", key="action_mask", **kwargs):
     settings = {"vectorization": vectorization, "wrappers": [partial(ActionMask, key=key)]}
     return GymnasiumEnv(4, "tests/ReportsActionMask-v0", kwargs | {"key": key}, **settings)
-
-
-def test_of_a_million_draws_none_is_forbidden_and_the_mode_is_not_either():
-    distribution = make(MultiDiscrete([4, 3]))
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1000, 7, generator=generator) * 5
-    mask = torch.rand(1000, 7, generator=generator) < 0.4
-    mask[:, [1, 6]] = True  # something is left in each row
-    output = distribution.masked(logits, mask)
-    rows = torch.arange(1000)[:, None]
-    first = torch.tensor([0, 4])
-    for _ in range(1000):
-        action = draw_from(distribution, output, generator)["action"]
-        assert mask[rows, action + first].all()
-    action = distribution.sample(output, None)["action"]
-    assert mask[rows, action + first].all()
 
 
 def test_log_probs_and_entropies_are_those_of_what_is_left():
@@ -103,25 +86,6 @@ def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space,
         ActorCritic(observed(mask), action_space)
 
 
-def test_sac_has_nothing_to_mask():
-    with refused(names=("action_mask", "Box")):
-        SquashedActorCritic(observed(MultiBinary(2)), STATE)
-
-
-@pytest.mark.parametrize(
-    "mask", [MultiBinary(5), Box(0, 1, (5,), np.int8), Box(0, 1, (5,), np.bool_)]
-)
-def test_a_mask_is_no_input_unless_it_is_asked_for(mask):
-    space = observed(mask)
-    assert ActorCritic(space, Discrete(5)).actor[0].in_features == 3
-    asked = ActorCritic(space, Discrete(5), actor_keys=["state", "action_mask"])
-    assert asked.actor[0].in_features == 8
-    td = TensorDict({"observation": {"state": torch.zeros(64, 3)}}, [64])
-    td["observation", "action_mask"] = torch.tensor([0, 0, 1, 0, 1]).expand(64, 5).to(torch.bool)
-    for policy in (asked, ActorCritic(space, Discrete(5))):
-        assert set(policy(td.clone())["action"].tolist()) == {2, 4}
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_infos_say_is_observed_at_resets_and_steps_and_held_to(vectorization):
     env = env_with_masks(vectorization=vectorization)  # which fails where it is not held to
@@ -136,13 +100,6 @@ def test_what_infos_say_is_observed_at_resets_and_steps_and_held_to(vectorizatio
     collector.close()
 
 
-def test_an_evaluation_holds_to_it_drawn_and_by_the_mode():
-    env = env_with_masks()
-    policy = policy_for(env)
-    for deterministic in (True, False):
-        assert len(run_episodes(policy, env, [1, 2, 3, 4], deterministic=deterministic)) == 4
-
-
 def test_an_env_that_allows_nothing_is_named_with_env_and_step():
     message = ("GymnasiumEnv", "'action_mask'", "env 0 at step 3", "5 categories")
     env = env_with_masks(empty_at=3)
@@ -150,16 +107,6 @@ def test_an_env_that_allows_nothing_is_named_with_env_and_step():
         make_collector(SyncCollector, env, policy_for(env), 8, seed=0).collect()
     with refused(names=("action_mask", "env 0 at step 3", "5 categories")):
         run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
-
-
-def test_of_several_choices_the_empty_one_is_named():
-    policy = ActorCritic(observed(MultiBinary(5)), MultiDiscrete([2, 3]))
-    choose = action_function(policy, 2, None)
-    mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
-    observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
-    with refused(names=("choice 1 of 2", "action_mask", "env 1", "3 categories")):
-        choose(observation, torch.tensor([True, True]))
-    choose(observation, torch.tensor([True, False]))  # that episode is over
 
 
 @pytest.mark.parametrize(

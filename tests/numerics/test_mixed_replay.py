@@ -7,8 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import SAC, EpisodeWriter, GripperSAC, GymnasiumEnv, MixedReplay, ReplayBuffer
-from tests.arms import helped_arm
+from lightning_rl import SAC, EpisodeWriter, GymnasiumEnv, MixedReplay, ReplayBuffer
 from tests.core.numerics.test_replay import (
     ACTION,
     NESTED,
@@ -19,7 +18,6 @@ from tests.core.numerics.test_replay import (
 )
 from tests.helpers import last, train
 from tests.messages import refused
-from tests.variants import after
 
 SCALAR = Box(-99, 99, ())
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
@@ -266,25 +264,6 @@ def test_a_checkpoint_without_a_replay_is_refused(tmp_path):
         MixedReplay(*spaces, 1, demonstrations=str(tmp_path))
 
 
-def test_saved_and_resumed_it_draws_the_same_and_writes_what_is_new_alone(tmp_path):
-    stream = Stream(VECTOR, 2, seed=4, person=True)
-    one = mixed(capacity=40, offline=12)
-    for i in range(9):
-        one.extend(stream.next(2 + i % 3))
-        state = one.state_dict(tmp_path)
-        assert {file.name for file in tmp_path.iterdir()} >= set(state["files"])
-    other = mixed(capacity=40, offline=12)
-    other.load_state_dict(state, tmp_path)
-    for i in range(6):
-        for a, b in zip(one.batches(2, 9, n_steps=2), other.batches(2, 9, n_steps=2), strict=True):
-            for key in a.keys():
-                assert torch.equal(a[key], b[key]), key
-        rollout = stream.next(3, continues=i != 2)
-        one.extend(rollout)
-        other.extend(rollout)
-    assert one.metrics() == other.metrics()
-
-
 def test_demonstrations_are_read_once_in_the_life_of_a_run(tmp_path):
     path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])
     stream = Stream(Box(-999, 999, (1,)), 1, seed=1)
@@ -306,28 +285,3 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     with refused(names="data.replay"):
         fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)
-
-
-def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tmp_path):
-    seen = []
-
-    def keep(replay, batches, *args, **kwargs):
-        for batch in batches:
-            seen.append(batch)
-            yield batch
-
-    data = {
-        "num_envs": 1,
-        "buffer_size": 1,
-        "total_env_steps": 120,
-        "replay": after(MixedReplay, batches=keep),
-    }
-    model = {"algorithm": GripperSAC, "random_env_steps": 40}
-    module, *_ = train(tmp_path, env=helped_arm, data=data, model=model)
-    assert module.updates_done == 80
-    assert len(seen) == 80
-    for batch in seen:
-        assert batch["intervened"][8:].all()  # half of 16 samples are of what somebody did
-        np.testing.assert_allclose(batch["action"][8:], np.tile([0.5, -0.5, 1.0], (8, 1)))
-    assert any(batch["penalty"][:8].min() < 0 for batch in seen)
-    assert all(batch["penalty"][8:].max() == batch["penalty"][8:].min() == 0 for batch in seen)

@@ -227,14 +227,6 @@ def test_the_end_is_a_success_that_cuts_the_episode(files):
     assert (env.state["frame"] == 0).all()
 
 
-def test_a_robot_that_has_fallen_ends_in_failure(files):
-    env = robot(2, terminations={"deviated": None})
-    env.reset(seed=0)
-    env.state["qpos"][:, 2] = 0.1
-    *_, terminated, _, info = env.step(torch.zeros(2, 2))
-    assert (terminated & info["fail"]).all()
-
-
 def test_a_failure_stays_counted_in_the_next_episodes(files):
     env = robot(2, terminations={"deviated": Termination(deviated, {"angle": 0.001}, ends="fail")})
     env.reset(seed=0)

@@ -2,12 +2,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic, ActorOnly, GripperActorCritic
-from lightning_rl.policies import DeterministicActorCritic, DiscreteActorCritic, SquashedActorCritic
+from lightning_rl import ActorCritic
 from lightning_rl.policies.networks.perceptron import (
     ACTIVATIONS,
     flat_observation_size,
@@ -22,14 +21,6 @@ STATE = Box(-1.0, 1.0, (3,))
 
 def linears(module):
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-
-
-@pytest.mark.parametrize(("hidden", "count"), [((), 1), ((8,), 2), ((8, 5), 3)])
-def test_mlp_shapes(hidden, count):
-    network = mlp(4, hidden, 2)
-    assert len(linears(network)) == count
-    assert network(torch.randn(7, 4)).shape == (7, 2)
-    assert network(torch.randn(3, 7, 4)).shape == (3, 7, 2)
 
 
 @pytest.mark.parametrize("output_gain", [1.0, 0.01])
@@ -55,31 +46,6 @@ def test_weights_by_fan_in_are_uniform_and_so_are_biases():
             assert numbers.std().item() == pytest.approx(most / 3**0.5, rel=0.3)
 
 
-@pytest.mark.parametrize("initialization", ["orthogonal", "fan_in"])
-@pytest.mark.parametrize(
-    ("policy", "action"),
-    [
-        (ActorOnly, Box(-1, 1, (2,))),
-        (ActorCritic, Box(-1, 1, (2,))),
-        (SquashedActorCritic, Box(-1, 1, (2,))),
-        (DeterministicActorCritic, Box(-1, 1, (2,))),
-        (DiscreteActorCritic, Discrete(3)),
-        (GripperActorCritic, Box(-1, 1, (3,))),
-    ],
-)
-def test_every_policy_begins_as_its_setting_says(policy, action, initialization):
-    own = ActorOnly if issubclass(policy, ActorOnly) else SquashedActorCritic
-    settings = {} if own is ActorOnly else {"critic_hidden_sizes": (8,)}
-    one = policy(STATE, action, hidden_sizes=(8,), initialization=initialization, **settings)
-    biases = [value for name, value in one.named_parameters() if "bias" in name]
-    assert len(biases) >= 2
-    orthogonal = initialization == "orthogonal"
-    assert all(bool(bias.any()) != orthogonal for bias in biases)
-    assert (linears(one.actor)[-1].weight.abs().max() < 0.02) == orthogonal
-    unsaid = policy(STATE, action, hidden_sizes=(8,), **settings)
-    assert linears(unsaid.actor)[0].bias.any() == (own is not ActorOnly)
-
-
 def test_the_critics_of_an_ensemble_begin_apart():
     critic = QEnsemble(5, (6,), 3, initialization="fan_in")
     for layer in (*critic.weights, *critic.biases):
@@ -97,20 +63,6 @@ def test_each_activation_has_its_own_function(activation):
         nn.functional, activation
     )
     torch.testing.assert_close(network(x), second(function(first(x))))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "close"), [("relo", "relu"), ("Tanh", "tanh"), ("leakyrelu", "leaky_relu")]
-)
-def test_an_unknown_activation_names_the_close_one(wrong, close):
-    with refused(names=("activation", f"'{wrong}'", close)):
-        mlp(2, (4,), 1, activation=wrong)
-
-
-@pytest.mark.parametrize("hidden", [(0,), (8, -1)])
-def test_sizes_below_one_are_refused(hidden):
-    with refused(names=("at least 1", f"hidden_sizes={list(hidden)}")):
-        mlp(2, hidden, 1)
 
 
 NESTED = Dict(
@@ -159,16 +111,6 @@ def test_observations_flatten_in_sorted_order(name):
     )
 
 
-@pytest.mark.parametrize("name", FLAT_SPACES)
-def test_two_batch_dimensions_flatten_to_the_same_numbers(name):
-    space, size = FLAT_SPACES[name]
-    space.seed(1)
-    data = tensor_tree([space.sample() for _ in range(6)])
-    flat = flatten_observation(data.reshape(2, 3, *data.shape[1:]), batch_dims=2)
-    assert flat.shape == (2, 3, size)
-    assert torch.equal(flat.reshape(6, size), flatten_observation(data))
-
-
 @pytest.mark.parametrize(
     ("space", "message"),
     [
@@ -209,69 +151,9 @@ def test_a_policy_that_cannot_be_is_refused_at_construction(action_space, settin
         ActorCritic(STATE, action_space, **settings)
 
 
-@pytest.mark.parametrize(
-    ("action_space", "settings"),
-    [
-        (Box(-2, 3, (2, 2)), {}),
-        (Box(-2, 3, (2, 2)), {"squash": True}),
-        (Discrete(4), {"normalize_observation": True}),
-        (MultiDiscrete([2, 5]), {}),
-    ],
-)
-def test_a_policy_acts_values_and_evaluates(action_space, settings):
-    policy = ActorCritic(NESTED, action_space, (8,), **settings)
-    NESTED.seed(0)
-    td = TensorDict({"observation": tensor_tree([NESTED.sample() for _ in range(6)])}, [6])
-    assert policy.get_action(td, generator=torch.Generator().manual_seed(0)) is td
-    assert td["action"].shape == (6, *action_space.shape)
-    assert all(td[key].shape == (6, *shape) for key, (shape, _) in policy.extra_fields.items())
-    assert policy.get_value(td)["value"].shape == (6,)
-    before = {key: value.clone() for key, value in td.flatten_keys(".").items()}
-    result = policy.evaluate_actions(td)
-    assert all(torch.equal(value, before[key]) for key, value in td.flatten_keys(".").items())
-    assert set(result.keys()) == {"sample_log_prob", "entropy", "value"}
-    torch.testing.assert_close(result["sample_log_prob"], td["sample_log_prob"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(result["value"], td["value"])
-    (result["sample_log_prob"] + result["entropy"] + result["value"]).sum().backward()
-    assert all(parameter.grad is not None for parameter in policy.parameters())
-
-
-def test_actor_and_critic_share_no_weights():
-    policy = ActorCritic(STATE, Discrete(3), (8,))
-    td = TensorDict(
-        {"observation": torch.randn(5, 3), "action": torch.zeros(5, dtype=torch.int64)}, [5]
-    )
-    policy.evaluate_actions(td)["value"].sum().backward()
-    assert all(parameter.grad is None for parameter in policy.actor.parameters())
-    assert all(parameter.grad is not None for parameter in policy.critic.parameters())
-
-
 def test_the_critic_has_hidden_sizes_of_its_own():
     assert len(linears(ActorCritic(STATE, Discrete(2), (8, 8)).critic)) == 3
     assert len(linears(ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=()).critic)) == 1
     wider = ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=(5, 6))
     assert [layer.out_features for layer in linears(wider.critic)] == [5, 6, 1]
     assert [layer.out_features for layer in linears(wider.actor)] == [8, 2]
-
-
-def test_networks_of_a_policy_are_of_one_kind_and_the_actor_alone_is_normalised():
-    policy = ActorCritic(STATE, Discrete(2), (8, 8), network="residual", actor_normalization="rms")
-    kinds = [{type(one).__name__ for one in net.modules()} for net in (policy.actor, policy.critic)]
-    assert ["ResidualBlock" in kind for kind in kinds] == [True, True]
-    assert ["RMSNorm" in kind for kind in kinds] == [True, False]
-
-
-def test_normalization_changes_what_the_policy_sees_only_when_told():
-    policy = ActorCritic(STATE, Discrete(2), (8,), normalize_observation=True)
-    observation = torch.randn(4, 7, 3) * 5 + 20
-    rollout = TensorDict({"observation": observation}, [4, 7])
-    td = TensorDict({"observation": observation[:, 0]}, [4])
-    before = policy.get_value(td)["value"].clone()
-    assert torch.equal(policy.get_value(td)["value"], before)
-    policy.update_normalization(rollout)
-    assert not torch.equal(policy.get_value(td)["value"], before)
-    seen = (
-        observation[:, :-1].reshape(-1, 3).double()
-    )  # the bootstrap slot comes again, as the next rollout's first
-    expected = (td["observation"].double() - seen.mean(0)) / seen.std(0, correction=0)
-    torch.testing.assert_close(policy.actor_features(td).double(), expected, rtol=1e-4, atol=1e-4)

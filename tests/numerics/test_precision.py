@@ -14,7 +14,6 @@ from lightning_rl import (
     SAC,
     SHAC,
     TD3,
-    ActorCritic,
     DiscreteSAC,
     PointMass,
     PushBlocks,
@@ -28,14 +27,13 @@ from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
 from lightning_rl.functional import gae
-from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
 from tests.helpers import assert_same_run, fit_in, last, train
 from tests.messages import refused
 from tests.probes import ActionProbe
-from tests.variants import after, before
+from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}
 PLAIN = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
@@ -161,16 +159,6 @@ def test_it_learns(compile, iterations, tmp_path, request):
     assert all(p.dtype == torch.float32 for p in module.policy.parameters())
 
 
-def test_a_policy_that_returns_bfloat16_is_told_to_convert_it(tmp_path):
-    def keep_rounded(policy, td, *args, **kwargs):
-        td["sample_log_prob"] = td["sample_log_prob"].bfloat16()
-
-    rounded = after(ActorCritic, forward=keep_rounded)
-    message = ("'sample_log_prob'", "torch.bfloat16", "torch.float32", ".float()")
-    with refused(names=message):
-        train(tmp_path, policy={"policy_class": rounded}, trainer=PLAIN | BF16)
-
-
 SHORT = partial(PointMass, max_episode_steps=5)
 BATCH = {"policy": {"critic_normalization": "batch"}, "model": {"tau": None}}
 
@@ -223,12 +211,3 @@ def test_other_precisions_are_refused(precision, tmp_path):
     message = (f"trainer.precision {precision}", "rollouts", "32-true or bf16-mixed")
     with refused(names=message):
         train(tmp_path, trainer={"precision": precision})
-
-
-@pytest.mark.filterwarnings("error")
-def test_rms_norm_reads_bfloat16_next_to_float32_weights():
-    network = mlp(3, (16, 16), 2, normalization="rms", network="residual")
-    x = torch.randn(5, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = network(x)
-    torch.testing.assert_close(rounded.float(), network(x), atol=0.03, rtol=0.03)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_rl import ActionChunk, PushBlocks
+from lightning_rl import PushBlocks
 from lightning_rl.extensions.tasks.push_blocks import BLOCK, PUSHER, push_blocks, text_of
 from tests.messages import refused
 
@@ -77,19 +77,6 @@ def test_a_pushed_block_pushes_the_other_and_neither_leaves_the_table():
     torch.testing.assert_close(blue[0, 0].item(), 0.4 + 2 * BLOCK)
     _, blue = push_blocks(torch.tensor([[0.9, 0.0]]), red - 2, torch.tensor([[0.8, 0.0]]))
     assert blue.abs().max() <= 1.0 - BLOCK + 1e-6
-
-
-def test_an_episode_is_the_same_alone_and_among_many_plain_and_in_chunks():
-    many, alone = ActionChunk(8, PushBlocks, 4), ActionChunk(1, PushBlocks, 4)
-    many.reset(seed=20)
-    alone.reset(seed=[25])
-    for _ in range(14):
-        action = torch.rand(8, 4, 2) * 2 - 1
-        a, b = many.step(action), alone.step(action[5:6])
-        for key in ("rgb", "proprio", "language"):
-            assert torch.equal(a[0][key][5:6], b[0][key])
-        assert torch.equal(a[1][5:6], b[1])
-    assert many.env.episode[5] == 1, "the time limit of 48 steps has passed"
 
 
 def test_reward_terms_add_up_and_can_be_switched_on():

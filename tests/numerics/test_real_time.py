@@ -24,7 +24,6 @@ from lightning_rl import (
     PerceptronBackbone,
     RealTime,
     ResidualActorCritic,
-    SlowPolicy,
     SyncCollector,
     VLAPolicy,
     load_policy,
@@ -334,14 +333,6 @@ def test_policies_around_one_that_acts_in_real_time_are_refused(name):
     cls, argument, names = NEIGHBOURS[name]
     with refused(names=names):
         cls(*spaces_of(), **{argument: flow_policy})
-
-
-def test_a_slow_policy_around_it_and_guided_conditions_act_as_it(tmp_path):
-    torch.manual_seed(0)
-    slow = SlowPolicy(*spaces_of(), flow_policy, delay_ms=0.0)
-    policy = make_policy()
-    td = after_a_chunk(policy)
-    assert torch.equal(slow(td.clone(), True)["action"], policy(td.clone(), True)["action"])
 
 
 @pytest.mark.parametrize("delays", [1, [0, 1, 2], 0])

@@ -30,7 +30,6 @@ from lightning_rl import (
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
 from lightning_rl.functional import normalize_advantage
-from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from tests.callbacks import callback
@@ -288,11 +287,6 @@ def test_where_steps_do_not_count_it_says_that_it_does_not_compile(tmp_path):
     with uncompiled_traces(), refused(UserWarning, names=words):
         module, *_ = train(tmp_path, policy={"memory": LSTM}, model=model)
     assert module.optimizer_steps > 0
-
-
-def test_numpy_has_no_memory():
-    policy, rollout = collected()
-    assert type(policy.rollout_actor(rollout)) is StepwiseActor
 
 
 def test_what_grpo_is_held_near_is_the_policy_as_it_was_with_its_own_states(tmp_path):

@@ -120,16 +120,6 @@ def test_the_base_is_not_trained_and_saved_once(whole):
     assert any(name.startswith("base.actor") for name in names)
 
 
-def test_the_critics_learn_what_a_person_did(whole):
-    _, module, replay = whole
-    (batch,) = replay.batches(1, 256)
-    helped = batch["action"][batch["intervened"]]
-    assert len(helped) > 50
-    torch.testing.assert_close(helped[:, :2], torch.tensor([[0.5, -0.5]]).expand(len(helped), 2))
-    base = module.policy.base_action(TensorDict({"observation": batch["observation"]}, [256]))
-    assert (module.policy.unit(batch["action"]) - base)[batch["intervened"]].abs().max() > 0.2
-
-
 def test_it_is_resumed_exactly(whole, tmp_path):
     stop_and_resume(tmp_path, 2, **settings())
     assert_same_run(whole[0], tmp_path)

@@ -1,7 +1,6 @@
 """A reward classifier: what it learns from, what it reports, and the reward that an env gets of it."""
 
 import shutil
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,16 +17,13 @@ from lightning_rl import (
     AsyncCollector,
     DictEncoder,
     EpisodeWriter,
-    GymnasiumEnv,
     NatureCNN,
     RewardClassifier,
     RewardClassifierWrapper,
     RLDataModule,
     SuccessFramesEnv,
-    read_episodes,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.envs import UNIT, ScriptedEnv
 from tests.helpers import assert_same, assert_same_run, fit_in, last, load, train, uncompiled_traces
 from tests.messages import assert_names, refused
@@ -220,27 +216,6 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, trained_model):
     assert "eval/metrics/threshold" in table
 
 
-ALL_OR_NONE = {
-    1e-30: "At threshold 1e-30 100.0% of {} frames without success are false positives, and 0.0% of 2",
-    1
-    - 1e-9: "At threshold 1 0.0% of {} frames without success are false positives, and 100.0% of 2",
-}
-
-
-@pytest.mark.parametrize("threshold", ALL_OR_NONE)
-def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
-    threshold, dataset, tmp_path, caplog
-):
-    settings = {"threshold": threshold, "frames": {"iterations": 2}}
-    with caplog.at_level("INFO"):
-        model = classify(tmp_path / "run", dataset, **settings)
-    (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
-    without = int(model.evaluation["metrics"]["frames_without_success"])
-    expected = ALL_OR_NONE[threshold].format(without)
-    assert line == f"Held out: 5 episodes. {expected} frames with success are missed."
-    assert model.error_rates.tolist() == ([1, 0] if threshold < 0.5 else [0, 1])
-
-
 def test_pictures_and_states_are_scaled_in_it_alone(trained):
     """What a wrapper scales once more is another space, or none that it knows of."""
     model = RewardClassifier.load_from_checkpoint(trained)
@@ -347,60 +322,6 @@ def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained)
         gymnasium.make("Walk-v0"), trained, threshold=1e-30, consecutive_frames=2
     )
     assert [len(played(always)) for _ in range(3)] == [2] * 3, "the count begins with the episode"
-
-
-def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
-    steps = played(RewardClassifierWrapper(gymnasium.make("Walk-v0"), trained, threshold=1e-30))
-    assert len(steps) == 1
-
-
-def test_it_judges_an_arm(trained):
-    """By the arm's positions, here; what the arm executed is still told."""
-    limits = {"shoulder.pos": [0.0, 300.0], "elbow.pos": [-9.0, 9.0]}
-    robot = "lightning_rl.extensions.robots.stand_in.StandInArm"
-    settings = {"robot": robot, "limits": limits, "fps": 500.0, "max_speed": 1e6}
-    arm = gymnasium.make("lightning_rl/Robot-v0", **settings)
-    with closing(RewardClassifierWrapper(arm, checkpoint=trained)) as env:
-        env.reset()
-        before = env.step(np.array([100.0 + 10 * (GOAL - 3), 0.0], np.float32))
-        assert before[1:4] == (0.0, False, False)
-        there = env.step(np.array([100.0 + 10 * GOAL, 0.0], np.float32))
-        assert there[1:4] == (1.0, True, False)
-        assert there[4]["success"]
-        assert there[4]["executed_action"].tolist() == [180.0, 0.0]
-        assert {"late_ticks", "success_probability"} <= set(there[4]["metrics"])
-
-
-def test_in_processes_of_their_own_they_do_the_same(trained):
-    wrapper = partial(RewardClassifierWrapper, checkpoint=trained)
-    results = []
-    for vectorization in ("sync", "async"):
-        env = GymnasiumEnv(2, "Walk-v0", vectorization=vectorization, wrappers=[wrapper])
-        env.reset(seed=0)
-        for _ in range(GOAL):
-            _, reward, terminated, _, info = env.step(torch.ones(2, dtype=torch.int64))
-            step = (reward, terminated, info["success"], info["metrics"]["success_probability"])
-            results.append([part.clone() for part in step])
-        env.close()
-    for one, other in zip(results[:GOAL], results[GOAL:], strict=True):
-        assert all(map(torch.equal, one, other))
-    assert results[-1][1].all()
-    assert results[-1][2].all()
-
-
-def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
-    wrapper = partial(RewardClassifierWrapper, checkpoint=trained)
-    env = GymnasiumEnv(1, "Walk-v0", wrappers=[wrapper])
-    spaces = env.single_observation_space, env.single_action_space
-    writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
-    right = script_action_function(lambda observation: 1, spaces[1])
-    list(Recorder(env).record_episodes(writer, 1, lambda _: right))
-    writer.finalise()
-    env.close()
-    (episode,) = read_episodes(tmp_path / "data")
-    assert episode.success
-    assert episode.terminated[-1]
-    assert episode.reward.tolist() == [0.0] * (GOAL - 1) + [1.0]
 
 
 @pytest.mark.parametrize("name", ["PPO", "SAC"])

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -331,37 +330,6 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
     assert [len(one.reward) for one in episodes] == [3]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
-    """Chunks of 30 at 30 Hz, computed in 300 ms: each step executes the action that was meant for it."""
-    pytest.importorskip("pyarrow")
-    journal, steps, size = tmp_path / "journal", 60, 30
-    env = robot_env(robot_kwargs={"journal": str(journal)}, fps=30.0)
-    spaces = env.single_observation_space, env.single_action_space
-    ahead = ChunksAhead(size)
-
-    def choose(observation, running):
-        assert not torch.is_grad_enabled()
-        time.sleep(seconds)  # the position is the number of steps so far, and the next ones go on
-        return observation[:, None] + torch.arange(1.0, size + 1)[None, :, None] * torch.tensor(
-            [1.0, 0.0]
-        )
-
-    writer = EpisodeWriter(tmp_path / "data", *spaces, 30.0, "")
-    played = list(
-        Recorder(env).record_episodes(writer, 1, lambda _: ahead.episode(choose), max_steps=steps)
-    )
-    ahead.close()
-    env.close()
-    writer.finalise()
-    assert sends(journal)[:steps] == [
-        float(k) for k in range(1, steps + 1)
-    ]  # the arm never waited, jumped or went back
-    assert played[0].steps == steps
-    assert len(ahead.skipped) >= 2
-    assert all(skipped >= (1 if seconds else 0) for skipped in ahead.skipped)
-
-
 def test_a_chunk_that_comes_too_late_is_waited_for_and_outdated_actions_are_skipped():
     """Without a clock: the inference ends when the test lets it."""
     may, ahead, seen = threading.Semaphore(1), ChunksAhead(4, execute=2), []
@@ -395,15 +363,6 @@ def test_a_chunk_executes_some_of_its_actions(execute):
 def env_option(**settings):
     init_args = {"id": "lightning_rl/Robot-v0", "env_kwargs": SETTINGS | settings}
     return f"--data.env={json.dumps({'class_path': 'GymnasiumEnv', 'init_args': init_args})}"
-
-
-def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, capsys):
-    """The neutral action would move an arm to the middle of its limits."""
-    pytest.importorskip("pyarrow")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        run(["record", "--path", "data", env_option()])
-    assert_names(capsys.readouterr().err, "source")
 
 
 def led_env(**leader):
@@ -496,23 +455,6 @@ def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
         checked_config(
             text.replace("GymnasiumEnv", "lightning_rl.GymnasiumEnv"), tmp_path / "x.ckpt"
         )
-
-
-def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("pyarrow")
-    monkeypatch.chdir(tmp_path)
-    robot = partial(GymnasiumEnv, id="Pendulum-v1")
-    data = {"num_envs": 1, "buffer_size": 32, "total_env_steps": 128}
-    train(tmp_path / "run", env=lambda n: ActionChunk(n, robot, 4), data=data)
-    path = str(last(tmp_path / "run"))
-    env = ["--data.env", "GymnasiumEnv", "--data.env.id", "Pendulum-v1"]
-    options = ["record", "--ckpt_path", path, *env, "--path", "data", "--episodes", "1"]
-    run([*options, "--max_steps", "9", "--execute", "2", "--trust_code", "true"])
-    (episode,) = read_episodes("data")
-    assert np.asarray(episode.action).shape == (9, 1)
-    with pytest.raises(SystemExit):
-        run([*options, "--execute", "5", "--trust_code", "true"])
-    assert_names(capsys.readouterr().err, "execute", "[1, 4]", "5")
 
 
 @pytest.mark.parametrize("given", ["env", "eval_env"])

@@ -73,27 +73,6 @@ def test_log_prob_entropy_and_their_gradients_are_those_of_the_definition(name):
     torch.testing.assert_close(results[0].double(), expected[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_with_equal_deviations_it_is_the_gaussian_with_a_parameter(name):
-    ours, plain = make(name), make(name, "parameter")
-    mean = torch.randn(30, 2)
-    output = torch.cat((mean, torch.full_like(mean, -0.5)), -1)
-    fields, same = (
-        draw_from(distribution, given, torch.Generator().manual_seed(1))
-        for distribution, given in ((ours, output), (plain, mean))
-    )
-    assert torch.equal(fields["action"], same["action"])
-    executed = torch.rand(30, 2) < 0.5
-    for chunk in (None, executed):
-        results = zip(
-            ours.log_prob_and_entropy(output, fields, chunk),
-            plain.log_prob_and_entropy(mean, fields, chunk),
-            strict=True,
-        )
-        for result, other in results:
-            torch.testing.assert_close(result, other, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("space", "settings", "columns"),
     [
@@ -112,22 +91,6 @@ def test_at_first_it_is_log_std_init_in_every_state(space, settings, columns):
     assert (output[:, columns] == torch.tensor(-0.7)).all()
     others = [i for i in range(output.shape[1]) if i not in columns]
     assert (output[:, others].std(0) > 0).all()
-
-
-def test_it_learns_where_to_be_sure():
-    """A reward for large noise in one state and none in the other parts the two deviations."""
-    policy = ActorCritic(Box(-1, 1, (1,)), Box(-1, 1, (1,)), (16,), log_std="state_dependent")
-    optimizer = torch.optim.Adam(policy.parameters(), 0.01)
-    observation = torch.tensor([[-1.0], [1.0]]).repeat(50, 1)
-    for _ in range(60):
-        action = torch.where(observation > 0, torch.randn(100, 1) * 2, torch.randn(100, 1) * 0.1)
-        output = policy.actor(observation)
-        loss = -policy.distribution.log_prob_and_entropy(output, {"action": action})[0].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    small, large = policy.actor(observation[:2])[:, 1].tolist()
-    assert large - small > 1.5
 
 
 def test_it_is_resumed_and_collected_in_the_background_exactly(tmp_path):

@@ -6,8 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from tensordict import TensorDict
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import (
@@ -25,7 +24,6 @@ from lightning_rl.rollout.structured_actions import FlatAction, StructuredAction
 from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
 from tests.messages import refused
-from tests.probes import StructureProbe
 from tests.references import gaussian_log_prob, masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))
@@ -149,28 +147,6 @@ def test_the_env_receives_its_own_structure(vectorization):
     collector.close()
 
 
-def test_it_goes_on_where_its_episodes_stood():
-    env, again = takes_parts(), takes_parts()
-    env.reset(seed=1)
-    env.single_action_space.seed(0)
-    for _ in range(3):
-        action = torch.from_numpy(np.stack([env.single_action_space.sample() for _ in range(3)]))
-        observation, *_ = env.step(action)
-    restored = again.load_state_dict(env.state_dict())
-    assert torch.equal(restored, observation)
-
-
-def test_a_frozen_part_has_no_gradient_and_the_others_learn():
-    env = StructureProbe(4)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    frozen = policy.distribution.parts[0].log_std.requires_grad_(False)
-    td = policy.get_action(TensorDict({"observation": torch.ones(9, 1)}, [9]))
-    policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
-    assert frozen.grad is None
-    assert policy.actor[-1].weight.grad.abs().sum() > 0
-    assert not any(p is frozen for group in policy.parameter_groups() for p in group["params"])
-
-
 def test_many_binaries_are_coins_of_their_own():
     distribution = make(MultiBinary(2))
     output = torch.tensor([[0.0, 1.0, 2.0, 0.0]]).expand(20_000, 4)
@@ -205,8 +181,3 @@ def test_sac_and_chunks_refuse_it_and_say_who_does_not():
         ActionChunk(2, takes_parts, 3)
     with refused(names=("squash", "MultiBinary(3)")):
         make(MultiBinary(3), squash=True)
-
-
-def test_a_discrete_space_alone_lies_as_before():
-    assert flat_actions(Discrete(3)) == Discrete(3)
-    assert flat_actions(MultiDiscrete([2, 3])) == MultiDiscrete([2, 3])

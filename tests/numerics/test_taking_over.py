@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,17 +14,13 @@ from gymnasium.spaces import Box, Discrete
 from lightning_rl import (
     GRPO,
     PPO,
-    SAC,
     ActionChunk,
-    AsyncCollector,
     GymnasiumEnv,
     Intervention,
     InterventionDecision,
     InterventionSource,
-    PushCube,
     ReplayBuffer,
     SyncCollector,
-    VectorEnv,
 )
 from lightning_rl.extensions.teleoperation import intervention
 from lightning_rl.extensions.teleoperation.intervention import Pace
@@ -238,19 +233,6 @@ def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_repl
     env.close()
 
 
-def test_in_the_background_they_add_up_too():
-    env = helped(40)
-    lag = {"max_staleness": 2, "timeout_s": 20}
-    collector = make_collector(AsyncCollector, env, policy_for(env), 9, 1, **lag)
-    for _ in range(4):
-        rollout = collector.collect()
-        assert collector.metrics()["intervention/rate"] == pytest.approx(check(rollout) / 360)
-        collector.policy.version += 1
-        collector.publish()
-    collector.close()
-    env.close()
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_episode_ends_as_somebody_says(vectorization):
     ends = {1: "success", 2: "failure", 3: "rerecord"}
@@ -312,17 +294,6 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     env.reset()
     with refused(names=("ScriptedIntervention", message, "None")):
         env.step(space.sample())
-
-
-def test_in_a_chunk_one_action_may_be_somebody_elses():
-    script = lambda observation: [MARK, 0.0] if observation[0] == 1 else None  # noqa: E731
-    rollout = collected(ActionChunk(2, partial(helped, source=script), 3), 5)
-    first = rollout["observation"][:, :-1, 0] == 0
-    assert torch.equal(rollout["intervened"][:, :-1], first)
-    told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
-    assert (executed[first][:, 1] == torch.tensor([MARK, 0.0])).all()
-    assert torch.equal(executed[:, :, [0, 2]], told[:, :, [0, 2]])
-    assert torch.equal(next_observations(rollout)[first][:, 1:], executed[first][:, 2])
 
 
 def test_what_is_no_source_is_refused():
@@ -441,11 +412,6 @@ def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
     assert_resumes(tmp_path, 3, env=env, data=data)
 
 
-def test_so_does_one_that_learns_off_policy(tmp_path):
-    data = TWO_ENVS | {"replay": partial(ReplayBuffer, capacity=60)}
-    assert_resumes(tmp_path, 3, env=OFTEN_HELPED, data=data, model={"algorithm": SAC})
-
-
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_wherever_it_is_stopped_what_follows_is_the_same(steps):
     env, again = helped(3, Person(0.6, 5)), helped(3, Person(0.6, 5))
@@ -556,51 +522,3 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
     Pace(None).wait()
     with refused(names=("fps", "0")):
         Pace(0)
-
-
-def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
-    env = helped(1, Person(), fps=50)
-    lag = {"max_staleness": 4, "timeout_s": 20}
-    collector = make_collector(AsyncCollector, env, policy_for(env), 12, 1, **lag)
-    collector.collect()
-    collector.policy.version += 1
-    collector.publish()  # rollouts begin to run beside the learner
-    collector.collect()
-    seen, tick = collector._acting, threading.Event()
-    for _ in range(3):
-        collector.policy.version += 1
-        collector.publish()
-        published, begun = time.perf_counter(), 0
-        while int(seen.version) != int(collector.policy.version):
-            assert begun <= 2, "the one under way, and the next"
-            begun = sum(at > published for at in list(collector._begun_at))
-            tick.wait(0.001)
-        collector.collect()
-    charts = collector.metrics()
-    assert 15 < charts["async/step_ms"] < 200
-    assert charts["async/step_jitter_ms"] < 100
-    collector.close()
-    env.close()
-
-
-def test_off_policy_it_is_learnt_from_in_the_background_at_the_pace_of_the_env(tmp_path):
-    """One env, short rollouts, many of them ahead: the env is not held up, and each transition is learnt from once it is there."""
-    data = {
-        "collector": partial(AsyncCollector, max_staleness=50, timeout_s=20),
-        "replay": partial(ReplayBuffer, capacity=1000),
-        **{"num_envs": 1, "buffer_size": 5, "total_env_steps": 100, "iterations_per_epoch": 20},
-    }
-    env = partial(helped, source=Person(0.5), fps=200)
-    module, *_ = train(tmp_path, env=env, data=data, model={"algorithm": SAC})
-    charts = scalars(tmp_path)
-    assert module.env_steps == 100
-    assert module.updates_done == 100 - 32
-    assert charts["async/dropped_steps"][-1][1] == 0
-    assert charts["intervention/rate"][-1][1] > 0
-    # One report may hold five steps, of which the first was late: the next is sooner by that.
-    assert max(ms for _, ms in charts["async/step_ms"]) > 4
-
-
-def test_a_vector_env_of_ones_own_needs_nothing():
-    env: VectorEnv = PushCube(2)
-    env.stop_interventions()

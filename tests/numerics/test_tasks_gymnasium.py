@@ -1,18 +1,13 @@
 """The tasks as Gymnasium's envs, and from a configuration."""
 
-from pathlib import Path
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl import CartPole, PointMass, PushCube
-from lightning_rl.cli.app import run
-from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.extensions.tasks.gymnasium_tasks import GymnasiumTask
 from tests.messages import refused
@@ -30,35 +25,6 @@ def test_gymnasiums_checker_accepts_the_single_env(name):
     picture = env.render()
     assert picture.dtype == np.uint8
     assert picture.shape == (*TASKS[name].render_size, 3)
-    env.close()
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_vector_env_is_the_task(name):
-    env = gymnasium.make_vec(f"lightning_rl/{name}-v0", num_envs=6, max_episode_steps=4)
-    task = TASKS[name](6, max_episode_steps=4)
-    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    assert np.array_equal(env.reset(seed=5)[0], task.reset(seed=5)[0].numpy())
-    env.action_space.seed(0)
-    for t in range(10):
-        action = env.action_space.sample()
-        step, expected = env.step(action), task.step(torch.from_numpy(action))
-        assert env.observation_space.contains(step[0])
-        for array, tensor in zip(step[:4], expected[:4], strict=True):
-            assert np.array_equal(array, tensor.numpy())
-        done = step[2] | step[3]
-        assert done.all() == (t % 4 == 3)
-        assert np.array_equal(step[4]["_success"], ~done)
-        assert ("final_obs" in step[4]) == done.any()
-        if done.any():
-            info = expected[4]
-            assert np.array_equal(step[4]["final_obs"], info["final_obs"].numpy())
-            final = step[4]["final_info"]
-            assert np.array_equal(final["success"], info["success"].numpy())
-            assert np.array_equal(final["_success"], done)
-            for group in ("rewards", "metrics"):
-                for key, value in info[group].items():
-                    assert np.array_equal(final[group][key], value.numpy())
     env.close()
 
 
@@ -139,25 +105,3 @@ def test_a_single_env_goes_on_exactly_by_replay():
 def test_an_unknown_render_mode_is_refused():
     with refused(names=("render_mode", "rgb_array", "'x'")):
         GymnasiumTask("PushCube", render_mode="x")
-
-
-def test_terms_come_from_yaml(own_directory):
-    settings = {
-        "action": {"class_path": "Velocity", "init_args": {"scale": 0.2, "clip": 1.0}},
-        "rewards": {"goal_progress": 5.0, "step": 0},
-        "max_episode_steps": 7,
-    }
-    content = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
-    content["data"] |= {"num_envs": 4, "buffer_size": 16, "total_env_steps": 128}
-    content["data"] |= {"num_eval_episodes": 2, "iterations_per_epoch": 1}
-    content["data"]["env"] = {"class_path": "PushCube", "init_args": settings}
-    content["model"]["init_args"]["batch_size"] = 32
-    Path("task.yaml").write_text(yaml.safe_dump(content))
-    run(["fit", "--config", "task.yaml"])
-    config = next(Path("outputs").rglob("config.yaml"))
-    saved = yaml.safe_load(config.read_text())["data"]["env"]["init_args"]
-    assert saved["action"]["init_args"] == {"scale": 0.2, "clip": 1.0, "drives": None}
-    assert saved["action"]["class_path"].endswith("Velocity")
-    assert saved["rewards"] == {"goal_progress": 5.0, "step": 0}
-    assert saved["max_episode_steps"] == 7
-    run(["validate", "--ckpt_path", "last"])

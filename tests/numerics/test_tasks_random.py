@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from lightning_rl import CartPole, PointMass, PushCube
+from lightning_rl import CartPole
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
-from tests.envs import ScriptedTask
-
-TASKS = [CartPole, PushCube, PointMass]
 
 
 def draw(seeds, episodes, ticks=0, count=4):
@@ -62,38 +59,6 @@ def test_the_two_lanes_never_agree_on_two_episodes():
     assert len(torch.unique((sample * 2**24).long(), dim=0)) == len(sample)
     one_lane = hash32(key_of(seeds.flatten())[0] ^ episodes.flatten())
     assert len(one_lane.unique()) < len(sample)
-
-
-@pytest.mark.parametrize("make", TASKS)
-def test_no_two_starts_are_equal(make):
-    env = make(200, max_episode_steps=1)
-    starts = [env.reset(seed=0)[0]]
-    for _ in range(10):
-        starts.append(env.step(torch.zeros(200, 2))[0])
-    assert len(torch.unique(torch.cat(starts), dim=0)) == 2200
-
-
-def noisy(num_envs):
-    """Make an env with a transition that is random."""
-
-    def move(env, state, action):
-        x = env.uniform(1)
-        return {"x": x}, x[:, 0], x[:, 0] > 0.9
-
-    return ScriptedTask(num_envs, lambda uniform: {"x": uniform}, move, steps=4)
-
-
-def test_a_random_transition_depends_on_its_seed_and_step_alone():
-    together, alone = noisy(500), noisy(1)
-    seen = [together.reset(seed=0)[0]]
-    alone.reset(seed=[123])
-    for _ in range(30):
-        everyone, one = together.step(torch.zeros(500, 1)), alone.step(torch.zeros(1, 1))
-        assert torch.equal(everyone[4]["final_obs"][123], one[4]["final_obs"][0])
-        assert torch.equal(everyone[0][123], one[0][0])
-        seen.append(everyone[4]["final_obs"])
-    # A start is not what the first step draws; of 15,500 draws of 2^24 values, 7 pairs agree.
-    assert len(torch.cat(seen).unique()) > 15_480
 
 
 def test_without_a_seed_each_env_begins_its_next_episode():

@@ -316,26 +316,3 @@ def test_ppo_corrects_it_and_resumes_exactly_and_no_graph_is_exported(files, cap
     with pytest.raises(SystemExit):
         run(["export", "--ckpt_path", "half", "--format", "torch"])
     assert_names(capsys.readouterr().err, "policy.onnx", "--format safetensors")
-
-
-def test_a_student_clones_it_on_its_own_states_and_ppo_goes_on_from_there(files):
-    train_nothing()
-    student = {"class_path": "ActorCritic", "init_args": {"hidden_sizes": [], "log_std_init": -3.0}}
-    dagger = {"policy": student, "teacher": "fixed", "teacher_env_steps": 128, "batch_size": 16}
-    dagger |= {"learning_rate": 0.003, "lr_schedule": "linear"}
-    clone = {"class_path": "BehaviorCloning", "init_args": dagger}
-    state = train("student", clone, total_env_steps=512, buffer_size=32)
-    env = robot(2)
-    observation, _ = env.reset(seed=0)
-    teacher, student_acts = policy(env), load_policy("student").act
-    errors, labels = [], []
-    for _ in range(8):  # an episode
-        action = torch.from_numpy(student_acts(observation.numpy()))
-        labels.append(acting(teacher, observation))
-        errors.append(action - labels[-1])
-        observation, *_ = env.step(action)
-    assert torch.stack(errors).square().mean() < 0.1 * torch.stack(labels).square().mean()
-    ppo = {"class_path": "PPO", "init_args": {"policy": student, "batch_size": 16}}
-    options = "--trainer.init_from", "student", "--model.learning_rate", "1e-9"
-    improved = train("improved", ppo, *options)
-    torch.testing.assert_close(improved["policy.actor.0.weight"], state["policy.actor.0.weight"])

@@ -247,11 +247,3 @@ def test_events_change_friction_of_pairs_masses_and_velocities(files, tmp_path):
     change = (pushed.state["qvel"] - plain.state["qvel"])[:, :2].abs()
     assert (change > 1e-3).all()
     assert (change <= 1.0).all()
-
-
-def test_a_config_with_events_and_a_delay_trains(files):  # noqa: F811
-    events = {"friction": FRICTION | {"params": {"name": "geom_friction"} | RANDOM}}
-    settings = MODEL_AND_LAYOUT | {"delay": 1, "events": events | {"mass": MASS, "push": PUSHED}}
-    env = {"class_path": "LeggedRobot", "init_args": settings}
-    state = train("events", sac_of(base=ONNX), env=env, replay="ReplayBuffer")
-    assert all(torch.isfinite(value).all() for value in state.values())

@@ -18,19 +18,16 @@ from lightning_rl import (
     PointMass,
     PushBlocks,
     PushCube,
-    RayCollector,
     RLDataModule,
     SyncCollector,
     VLAPolicy,
 )
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
-from lightning_rl.extensions.remote import ray
 from lightning_rl.rollout.contract import next_observations
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_collector, scalars
+from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars
 from tests.messages import refused
-from tests.remote import Threads
 from tests.variants import after
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
@@ -206,22 +203,6 @@ def test_stale_rollouts_train_too(correction, tmp_path):
     logged = scalars(tmp_path)
     assert max(value for _, value in logged["async/staleness_max"]) == 1
     assert all(np.isfinite(value) for _, value in logged["train/policy_loss"])
-
-
-def test_collected_by_another_process_it_is_what_it_is_here(tmp_path, monkeypatch):
-    """Sent as code once, and then as weights: what is frozen goes once, and the critic not at all."""
-    monkeypatch.setattr(ray, "RayCluster", Threads)
-    monkeypatch.setattr(Threads, "made", [])
-    one_collector = partial(RayCollector, max_staleness=0, timeout_s=60)
-    for kind, collector in {"here": SyncCollector, "there": one_collector}.items():
-        torch.manual_seed(5)
-        module = PPO(make_policy(), n_epochs=1, batch_size=16, gamma=0.9)
-        fit(tmp_path / kind, module, data_module(iterations=3, collector=collector))
-    one, other = (load(last(tmp_path / kind))["state_dict"] for kind in ("here", "there"))
-    assert_same(one, other)
-    (cluster,) = Threads.made
-    acting = set(module.policy.acting_state())
-    assert all(acting.issuperset(sent) for sent in cluster.sent)
 
 
 def test_an_expert_recorded_to_a_dataset_is_what_is_learnt_from_it_in_chunks(tmp_path):

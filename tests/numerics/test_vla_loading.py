@@ -1,28 +1,21 @@
 """Loading vision-language models of transformers: what comes in, what is refused, what trains."""
 
-import ast
 import json
 import pickle
-import shutil
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
-import yaml
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import GRPO, PPO, TransformersBackbone, VLAPolicy, load_policy, load_vla_model
+from lightning_rl import GRPO, PPO, TransformersBackbone, load_policy, load_vla_model
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
-from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.extensions.vla.loading import recompute_activations
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same, assert_same_run, last, load, scalars
+from tests.helpers import assert_same, assert_same_run, last
 from tests.messages import refused
 from tests.numerics.test_vla import data_module, fit, make_env, make_policy
-from tests.test_architecture import FILES
 
 LAYERS = {
     "hidden_size": 32,
@@ -203,28 +196,6 @@ def test_a_run_with_lora_resumes_exactly(directories, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_the_command_line_takes_a_backbone_of_transformers(directories, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    backbone = {
-        "class_path": "TransformersBackbone",
-        "init_args": {"path": str(directories / "paligemma"), "freeze": ["*vision*"]},
-    }
-    config = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
-    policy = {"class_path": "VLAPolicy", "init_args": {"backbone": backbone}}
-    config["model"]["init_args"]["policy"] = policy
-    config["data"]["collector"]["init_args"]["episodes"] = 8
-    config["data"] |= {"num_envs": 4, "num_eval_episodes": 1, "iterations_per_epoch": 8}
-    config["model"]["init_args"]["batch_size"] = 16
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    options = ["--trainer.max_steps", "8", "--trainer.enable_progress_bar", "false"]
-    run_cli(["fit", "--config", "mine.yaml", *options])
-    (run,) = (tmp_path / "outputs").iterdir()
-    losses = [value for _, value in scalars(run)["train/negative_log_prob"]]
-    assert losses[-1] < losses[0]
-    run_cli(["validate", "--ckpt_path", str(run)])
-    assert json.loads((run / "evaluation.json").read_text())["episodes"] == 1
-
-
 def test_frozen_parameters_stay_and_bf16_gives_float32_log_probs(directories):
     env = make_env(3)
     policy = policy_of(directories, "llava", env, freeze=["*vision*"], dtype="bfloat16")
@@ -301,17 +272,6 @@ def test_what_is_unsafe_or_missing_is_refused(directories, tmp_path):
         load_vla_model("hf", str(tmp_path / "bare"))
 
 
-def test_depth_is_refused_by_a_model_that_does_not_look_at_it(directories):
-    env = make_env(1)
-    depth = gymnasium.spaces.Box(0, 9, (64, 64), np.float32)
-    space = gymnasium.spaces.Dict({**env.single_observation_space.spaces, "depth": depth})
-    backbone = TransformersBackbone("hf", str(directories / "smolvlm"))
-    with refused(names=("depth", "VLAPolicy", "ignore_keys: [depth]")):
-        VLAPolicy(space, env.single_action_space, backbone)
-    policy = VLAPolicy(space, env.single_action_space, backbone, ignore_keys=["depth"])
-    assert "depth" not in policy.acting_space.spaces
-
-
 class Harm:
     """Touches a file when it is unpickled."""
 
@@ -351,33 +311,3 @@ def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_
         load_vla_model("class", "none.pt", model_class=path, trust_code=True)
     with refused(names=("kind", "class, hf or hf_config", "'hub'")):
         load_vla_model("hub")
-
-
-def test_the_core_imports_nothing_of_the_extra():
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                if (path.name, name) == ("encoders.py", "safetensors.torch"):
-                    continue  # where a file of weights is named that is one of those
-                assert name.split(".")[0] not in ("transformers", "peft", "safetensors"), path
-
-
-def test_the_scaling_of_pixels_belongs_to_the_weights(directories, tmp_path):
-    """Earlier versions saved it in the description of the policy alone."""
-    shutil.copytree(directories / "smolvlm", tmp_path / "smolvlm")
-    policy = policy_of(tmp_path, "smolvlm")
-    fit(tmp_path / "run", PPO(policy, n_epochs=1, batch_size=16), data_module(iterations=1))
-    checkpoint = last(tmp_path / "run")
-    (tmp_path / "smolvlm" / "preprocessor_config.json").unlink()
-    for _ in range(2):
-        loaded = load_policy(checkpoint).module.backbone
-        assert loaded.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
-        content = load(checkpoint)
-        settings = content["lightning_rl"]["policy"]["backbone"]["settings"]
-        for name in ("pixel_mean", "pixel_std"):
-            settings[name] = content["state_dict"].pop(f"policy.backbone.{name}", loaded.pixel_mean)
-            settings[name] = settings[name].tolist()
-        content["lightning_rl"].pop("contents", None)
-        torch.save(content, checkpoint)

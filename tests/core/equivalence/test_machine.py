@@ -10,7 +10,7 @@ import torch
 from lightning_rl.system import machine
 from lightning_rl.system.machine import PLAIN, MachineSettings, settings
 from lightning_rl.training.callbacks import graceful_stop
-from tests.helpers import assert_same_run, train
+from tests.helpers import train
 
 
 def computing(run_dir):
@@ -20,13 +20,6 @@ def computing(run_dir):
 def run(run_dir, **switches):
     trainer = {"machine": MachineSettings(**switches)}
     return train(run_dir, data={"total_env_steps": 4 * 16 * 3}, trainer=trainer)[0]
-
-
-def test_without_memory_that_is_kept_a_run_is_the_same(tmp_path):
-    run(tmp_path / "kept")
-    run(tmp_path / "given back", keep_freed_memory=False)
-    assert not computing(tmp_path / "given back")["keeps_freed_memory"]
-    assert_same_run(tmp_path / "kept", tmp_path / "given back")
 
 
 def test_without_numpy_a_policy_acts_alike_but_for_last_digits(tmp_path):

@@ -1,17 +1,13 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
 import signal
-from itertools import count
 
-import gymnasium
 import pytest
 
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
-from tests.callbacks import at_iteration, fail, signal_at
-from tests.envs import ScriptedEnv, zeros
+from tests.callbacks import signal_at
 from tests.helpers import assert_same_run, last, load, scalars, train
-from tests.messages import refused
 from tests.probes import ActionProbe, ValueProbe
 
 
@@ -65,17 +61,6 @@ def test_resume_is_exact_for(name, tmp_path):
     assert_resumes(tmp_path, 3, **ENVS[name])
 
 
-def test_resume_is_exact_for_mujoco(tmp_path):
-    pytest.importorskip("mujoco")
-    kwargs = {
-        "env": "Hopper-v5",
-        "policy": {"normalize_observation": True},
-        "model": {"normalize_reward": True, "clip_value_loss": True},
-        "data": TWO_ENVS,
-    }
-    assert_resumes(tmp_path, 3, **kwargs)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the directory of an uninterrupted run."""
@@ -102,24 +87,10 @@ def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path, whole):
     assert_same_run(whole, tmp_path / "stopped")
 
 
-def test_ctrl_c_saves_too(tmp_path, whole):
-    stop_and_resume(tmp_path / "stopped", 1, signal.SIGINT)
-    assert_same_run(whole, tmp_path / "stopped")
-
-
 def test_a_run_stopped_twice_is_exact(tmp_path, whole):
     run_dir = tmp_path / "stopped"
     train(run_dir, trainer={"callbacks": [signal_at(1)]})
     train(run_dir, trainer={"callbacks": [signal_at(3)]}, ckpt_path=last(run_dir))
-    train(run_dir, ckpt_path=last(run_dir))
-    assert_same_run(whole, run_dir)
-
-
-def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path, whole):
-    run_dir = tmp_path / "killed"
-    with pytest.raises(RuntimeError, match="killed"):
-        train(run_dir, trainer={"callbacks": [at_iteration(5, fail(RuntimeError("killed")))]})
-    assert load(last(run_dir))["global_step"] == 3
     train(run_dir, ckpt_path=last(run_dir))
     assert_same_run(whole, run_dir)
 
@@ -158,21 +129,3 @@ def test_resuming_a_finished_run_trains_nothing(tmp_path):
     module, _, trainer = train(tmp_path, ckpt_path=last(tmp_path))
     assert trainer.global_step == before["global_step"]
     assert module.env_steps == before["lightning_rl"]["env_steps"]
-
-
-LIVES = count()
-
-
-def amnesiac():
-    """An env whose episodes depend on more than their seed and actions."""
-    return ScriptedEnv(observe=lambda env: zeros(env) + next(LIVES) % 20, length=7)
-
-
-def test_an_env_that_cannot_be_restored_restarts_with_a_warning(tmp_path):
-    gymnasium.register("Amnesiac-v0", amnesiac)
-    try:
-        train(tmp_path, env="Amnesiac-v0", trainer={"callbacks": [signal_at(3)]})
-        with refused(UserWarning, names=("env", "episodes")):
-            train(tmp_path, env="Amnesiac-v0", ckpt_path=last(tmp_path))
-    finally:
-        del gymnasium.registry["Amnesiac-v0"]

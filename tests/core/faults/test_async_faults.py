@@ -21,7 +21,7 @@ from tests.callbacks import callback, fail
 from tests.commands import ROOT, Command, wait_until
 from tests.envs import ScriptedEnv, zeros
 from tests.helpers import last, load, train
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 END = threading.Event()
 """Ends a step that hangs in this process."""
@@ -108,11 +108,6 @@ def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(
         run(tmp_path, "hang", vectorization, timeout_s=1.0)
 
 
-def test_an_observation_that_is_no_number_ends_the_run_by_name(tmp_path):
-    with refused(FloatingPointError, names=("observation", "nan", "env 0", "step 5")):
-        run(tmp_path, "nan", model={"max_nonfinite_steps": 3})
-
-
 @pytest.mark.parametrize("killer", ["itself", "another"])
 def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
     def kill(*args):
@@ -141,24 +136,6 @@ def test_an_error_of_the_learner_ends_the_thread(tmp_path):
         run(tmp_path, "slow", "async", at=1, callbacks=[fails])
 
 
-def test_a_slow_producer_is_waited_for(tmp_path):
-    data = {"buffer_size": 4, "total_env_steps": 64}
-    _, _, trainer = run(tmp_path, "slow", at=1, data=data, model={"batch_size": 8})
-    assert trainer.global_step == 8
-
-
-def test_a_slow_consumer_loses_nothing(tmp_path):
-    dropped = []
-
-    def wait(trainer, *args):
-        time.sleep(0.2)
-        dropped.append(trainer.datamodule.collector.metrics()["async/dropped_steps"])
-
-    _, _, trainer = run(tmp_path, "none", callbacks=[callback(on_train_batch_end=wait)])
-    assert trainer.global_step == len(dropped) == 12
-    assert set(dropped) == {0.0}
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
@@ -180,20 +157,6 @@ def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
     assert load(last(tmp_path))["global_step"] == 0
 
 
-def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
-    def interrupt_twice(*args):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run(
-            tmp_path,
-            "slow",
-            "async",
-            callbacks=[callback(on_train_batch_start=interrupt_twice)],
-        )
-
-
 def configured(directory, **env):
     """Write a config of the faulty env, and a module that registers it; run the command here."""
     (directory / "faulty.py").write_text(
@@ -211,16 +174,6 @@ def configured(directory, **env):
     (directory / "faulty.yaml").write_text(yaml.safe_dump(config))
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     return Command("fit", "--config", "faulty.yaml", env={"PYTHONPATH": path})
-
-
-def test_the_command_shows_the_traceback_of_the_env(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    process = configured(tmp_path, env_kwargs={"fault": "raise", "at": 50}).wait(60)
-    assert process.returncode == 1
-    own, _, rest = process.stderr.partition("The above exception was the direct cause")
-    assert 'raise FloatingPointError("the motor is on fire")' in own
-    assert "in step" in own
-    assert_names(rest, "WriterError", "FloatingPointError")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "it closes"])

@@ -5,10 +5,8 @@ import json
 import multiprocessing
 import os
 import platform
-import resource
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from functools import partial
@@ -21,7 +19,6 @@ import pytest
 import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lightning_rl import RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
@@ -158,16 +155,6 @@ def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
-def test_an_env_of_an_old_gym_is_named(tmp_path):
-    with refused(names=("Faulty-v0", "4 things", "step", "GymV21CompatibilityV0")):
-        train(tmp_path / "run", env=faulty("four results"))
-
-
-def test_a_shape_that_goes_wrong_later_is_named_too(tmp_path):
-    with refused(names=("Faulty-v0", "observation", "[2]", "[3]")):
-        train(tmp_path / "run", env=faulty("late shape"))
-
-
 LATE = {
     "late broadcastable shape": ("[1]", "[3]"),
     "broadcastable end": ("[1]", "[3]"),
@@ -279,15 +266,6 @@ def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path)
         train(tmp_path / "run", env=env)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
-    with pytest.raises(ZeroDivisionError, match="the motor is on fire"):
-        train(
-            tmp_path / "run", env=faulty("raises", vectorization), data={"iterations_per_epoch": 1}
-        )
-    assert load(last(tmp_path / "run"))["global_step"] == 1  # what was saved is not lost
-
-
 @pytest.mark.parametrize("how", RAISED)
 def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
     with refused(RuntimeError, names=(RAISED[how].__name__, "the motor")) as caught:
@@ -336,13 +314,6 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
 
 
-def test_a_disk_that_fills_up_after_the_first_best_checkpoint_names_it(capsys, monkeypatch):
-    error = failure_of_a_full_disk(capsys, monkeypatch, checkpoints=1)
-    (run_dir,) = Path("outputs").iterdir()
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["best.ckpt"]
-    assert error.endswith(f"Resume: rl-cli fit --ckpt_path {run_dir}/checkpoints/best.ckpt")
-
-
 def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
     outcome = rl_cli(*COMMAND, largest_file=20_000)
     assert outcome.returncode == 1
@@ -386,30 +357,6 @@ def test_a_disk_that_is_full_from_the_start_is_one_message(capsys, monkeypatch):
     assert "outputs/ppo_" in error
     assert_names(error, "No space left on device", "--output_dir")
     assert not list(Path("outputs").rglob("events*"))
-
-
-def fit_with_small_files(limit):
-    with open("log", "w") as log:
-        os.dup2(log.fileno(), 2)
-        sys.stderr = log
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        more = ("--data.total_env_steps", "640", "--trainer.enable_checkpointing", "false")
-        run([*COMMAND, *more])
-
-
-@pytest.mark.parametrize("limit", [1000, 5000, 7000])
-def test_a_limit_on_files_that_tensorboard_meets_is_one_message(limit):
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=fit_with_small_files, args=(limit,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 1
-    # The fork's loggers are those of this worker, which earlier tests may have set up.
-    lines = Path("log").read_text().splitlines(keepends=True)
-    error = "".join(line for line in lines if not line.startswith("INFO: "))
-    assert error.startswith("rl-cli: error: Cannot write outputs/ppo_")
-    assert_names(error, os.strerror(errno.EFBIG), "--output_dir")
-    assert error.count("\n") == 1, error
 
 
 def test_a_table_that_cannot_be_written_is_one_message(tmp_path):
@@ -489,19 +436,6 @@ def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeyp
     chosen.close()
     chosen.join_thread()
     assert len(set(names)) == 80
-
-
-def test_two_trainers_made_in_the_same_second_write_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
-    trainers = [RLTrainer(output_dir=str(tmp_path / "outputs"), exp_name="same") for _ in range(2)]
-    names = [trainer.run_dir.name for trainer in trainers]
-    assert names == ["same_20260101_000000", "same_20260101_000000_2"]
-
-
-def test_a_refused_trainer_leaves_no_directory():
-    with refused(names=("trainer", "max_epochs", "-7")):
-        RLTrainer(max_epochs=-7)
-    assert not Path("outputs").exists()
 
 
 def interrupt(*numbers):

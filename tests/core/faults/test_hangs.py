@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
+from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
-from tests.callbacks import at_iteration
 from tests.commands import wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
@@ -179,12 +178,6 @@ def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
         assert '"outcome": "failed: EnvTimeoutError: ' in outcome
 
 
-def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
-    busy = at_iteration(1, lambda trainer: END.wait(2 * TIMEOUT))
-    with refused(Exception, names=("2 envs", "training", "data.env_timeout_s")):
-        run(tmp_path, env_of("task", "step"), {"callbacks": [busy]}, collector=AsyncCollector)
-
-
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
     with refused(
         EnvTimeoutError,
@@ -211,13 +204,6 @@ def test_one_env_of_many_is_named_in_its_own_process():
         data._env.reset(seed=1)
     assert str(caught.value).count("In the process") == 1
     data.close()
-
-
-def test_an_env_within_an_env_is_named(tmp_path):
-    inner = env_of("task", "step")
-    make = partial(ActionChunk, env=inner, chunk_size=30)
-    with refused(Exception, names=("ActionChunk", "step", "data.env_timeout_s", "in transition")):
-        train(tmp_path, env=make, data={"env_timeout_s": TIMEOUT, "collector": AsyncCollector})
 
 
 def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The reader of the output ends before the run, as `tee` does at Ctrl-C: the run goes on, or saves itself."""
 
-import errno
 import json
 import os
 import pty
@@ -10,15 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from rich.progress import Progress
 
 from lightning_rl.cli.app import run
 from lightning_rl.system.output import tell
 from lightning_rl.system.signals import STOPS
-from tests.callbacks import callback, fail, send
+from tests.callbacks import callback, send
 from tests.helpers import last, load, train
-from tests.messages import assert_names
-from tests.variants import before
 
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -62,19 +58,6 @@ def test_a_run_goes_on_without_its_output(pair, names, tmp_path, monkeypatch, ca
         assert error.count("Standard output is lost (") == 1, error
 
 
-def test_a_terminal_may_be_lost_before_the_bar_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        readers = read_by_others(pty.openpty, patch, "stdout")
-        lost = before(Progress, start=fail(OSError(errno.EIO, "Input/output error")))
-        patch.setattr("lightning_rl.training.callbacks.progress.Progress", lost)
-        patch.delenv("CI", raising=False)
-        run(["fit", "--config", "ppo.yaml", *SMALL])
-        os.close(*readers)
-    (run_dir,) = Path("outputs").iterdir()
-    assert json.loads((run_dir / "run.json").read_text())["outcome"] == "finished"
-
-
 def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         readers = read_by_others(os.pipe, patch, "stdout", "stderr")
@@ -91,21 +74,6 @@ def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
         _, _, trainer = train(tmp_path / "run", trainer=settings)
     assert trainer.stop_signal == signal.SIGINT
     assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step > 0
-
-
-def test_a_lost_stream_takes_all_that_follows(monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        (reader,) = read_by_others(os.pipe, patch, "stdout")
-        os.close(reader)
-        for _ in range(2):
-            tell("a line")
-        sys.stdout.write("a user's line")
-        sys.stdout.flush()
-    tell("there again")
-    shown = capsys.readouterr()
-    assert_names(shown.err, "Standard output", "Broken pipe")
-    assert shown.err.count("\n") == 1
-    assert shown.out == "there again\n"
 
 
 def prints(hook):

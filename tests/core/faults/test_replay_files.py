@@ -3,7 +3,6 @@
 import importlib
 import os
 import shutil
-import signal
 import sys
 import textwrap
 import warnings
@@ -18,7 +17,7 @@ from lightning.pytorch import seed_everything
 from lightning_rl import ActorOnly, ReplayBuffer
 from lightning_rl.buffers import ring_files
 from lightning_rl.buffers.replay_files import Part, ReplayLog
-from tests.callbacks import at_iteration, signal_at
+from tests.callbacks import at_iteration
 from tests.commands import killed_around_call
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
@@ -135,14 +134,6 @@ def test_a_run_that_is_resumed_ends_as_uninterrupted(storage, toy, whole, tmp_pa
     assert not list(tmp_path.glob("tmp*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(number, toy, whole, tmp_path):
-    run(toy, tmp_path, callbacks=signal_at(3, number, "on_train_batch_end"))
-    assert load(last(tmp_path))["global_step"] == 3
-    run(toy, tmp_path, ckpt_path=last(tmp_path))
-    assert_same_run(whole, tmp_path)
-
-
 @pytest.mark.parametrize("name", ["replace", "fsync", "unlink"])
 def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole, tmp_path):
     kills, steps = 0, set()
@@ -222,15 +213,6 @@ def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_pat
     assert_same(*(load(last(one))["state_dict"] for one in (whole, tmp_path / "run")))
     shutil.rmtree(tmp_path / "moved")  # the run has its own
     run(toy, tmp_path / "run", ckpt_path=last(tmp_path / "run"), data={"total_env_steps": 224})
-
-
-def test_weights_alone_have_none(toy, tmp_path):
-    save = at_iteration(
-        3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt", weights_only=True)
-    )
-    run(toy, tmp_path / "run", max_steps=4, callbacks=save)
-    assert "RLDataModule" not in load(tmp_path / "mine" / "a.ckpt")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.ckpt"]
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import torch
 import yaml
 
 from lightning_rl.checkpoints.format import CONFIG_KEY
-from lightning_rl.cli.app import RLCLI
-from lightning_rl.cli.config_files import shipped_configs, shipped_parts
 from lightning_rl.cli.parsing import merge_options
 from lightning_rl.system.plain_yaml import read_yaml
 from tests.helpers import error_of, last, load, train
@@ -93,12 +91,6 @@ def test_on_the_command_line(form, capsys):
     assert_names(error, "--data.env", "'init_args.id'", "line 1")
 
 
-def test_from_python():
-    Path("a.yaml").write_text(CONFIG + "data: {}\n")
-    with refused(names=("'data'", "line 7", "line 14")):
-        RLCLI(args=["fit", "--config", "a.yaml"])
-
-
 @pytest.mark.parametrize("trust", ["false", "true"])
 def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
     train(tmp_path / "run", data={"total_env_steps": 64})
@@ -117,8 +109,3 @@ def test_what_repeats_nothing_is_taken():
     with refused(names="10,000"):
         read_yaml(f"a0: &a0 [1]\n{bombs}", "it")
     merge_options(["--y", "a" * 5000 + ".yaml", "--z=", "--trainer.a=b=c"])
-
-
-def test_every_shipped_config_is_without():
-    for path in (shipped_configs() | shipped_parts()).values():
-        merge_options(["--config", str(path)])

@@ -16,7 +16,6 @@ from lightning_rl.policies.distributions.gaussians import (
     distribution_for,
 )
 from tests.core.learning.test_probes import learn
-from tests.helpers import assert_same_run, last, load, train
 from tests.messages import refused
 from tests.probes import ActionProbe
 
@@ -56,25 +55,6 @@ def test_grpo_learns_them(tmp_path):
     model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True}
     module = learn_bounded(tmp_path, 25, {"buffer_size": 2, "num_envs": 256}, **model)
     assert average_return(module) > 0.95
-
-
-@pytest.mark.parametrize("compile", [False, True])
-def test_the_first_ratio_is_one(compile, tmp_path, traced_only):
-    """With one pass over one minibatch, nothing has moved yet: the KL is that of rounding."""
-    model = {"n_epochs": 1, "batch_size": 512, "compile": compile}
-    module = learn_bounded(tmp_path, 1, **model)
-    assert abs(module.metrics["train/approx_kl"]) < 1e-5
-    assert module.metrics["train/clip_fraction"] == 0
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    """The bounds are in the checkpoint; `Pendulum-v1` has those of -2 and 2."""
-    env = {"env": "Pendulum-v1"}
-    train(tmp_path / "whole", **env)
-    train(tmp_path / "cut", **env, trainer={"max_epochs": 1})
-    train(tmp_path / "cut", **env, ckpt_path=last(tmp_path / "cut"))
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert load(last(tmp_path / "cut"))["state_dict"]["policy.distribution.scale"].tolist() == [2]
 
 
 def make(space, **kwargs):

@@ -86,20 +86,3 @@ def test_after_equal_steps_it_is_nearer_in_disjoint_intervals(tmp_path):
     print(missed)
     assert interval(missed["knows more"])[1] < interval(missed["alike"])[0]
     assert max(missed["knows more"]) < 0.1
-
-
-def test_its_actor_acts_without_what_the_critic_was_told(tmp_path):
-    policy = trained(tmp_path / "run", 0, ["seen", "told"], env_steps=640).policy
-    seen = torch.randn(3, 2)
-    alone = TensorDict({"observation": TensorDict({"seen": seen}, [3])}, [3])
-    for told in (torch.zeros(3, 2), torch.full((3, 2), 100.0)):
-        both = TensorDict({"observation": TensorDict({"seen": seen, "told": told}, [3])}, [3])
-        acted = policy.get_action(both, deterministic=True)["action"]
-        assert torch.equal(acted, policy.get_action(alone, deterministic=True)["action"])
-        values = policy.get_value(both)["value"]
-    assert not torch.allclose(
-        values,
-        policy.get_value(
-            TensorDict({"observation": TensorDict({"seen": seen, "told": -told}, [3])}, [3])
-        )["value"],
-    )

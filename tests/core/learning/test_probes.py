@@ -10,9 +10,8 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer
 from tests.algorithms import limit_is_failure
-from tests.callbacks import callback
 from tests.helpers import train
-from tests.probes import ActionProbe, MaskProbe, StructureProbe, TimeLimitProbe, ValueProbe
+from tests.probes import ActionProbe, StructureProbe, TimeLimitProbe, ValueProbe
 from tests.variants import before
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
@@ -112,36 +111,6 @@ def test_the_value_under_a_time_limit_is_that_of_the_endless_task(algorithm, exp
         expected = sum((1 - gamma**k) / (1 - gamma) for k in range(1, 6)) / 5
     value = float(module.policy.get_value(observations(0.0))["value"].detach())
     assert value == pytest.approx(expected, rel=0.06)
-
-
-def until(bar):
-    """Stop when the episodes of a rollout have returned as much as `bar`; `env_steps` says when, None if never."""
-
-    def look(trainer, module, outputs, batch, batch_idx):
-        returned = batch["reward"][:, :-1].sum() / batch["done"][:, :-1].sum().clamp(min=1)
-        if returned >= bar:
-            stops.env_steps = module.env_steps
-            trainer.should_stop = True
-
-    stops = callback(on_train_batch_end=look)
-    stops.env_steps = None
-    return stops
-
-
-def env_steps_until(tmp_path, env, iterations):
-    stops = until(0.9)
-    each = {"iterations_per_epoch": 1}
-    learn(tmp_path, env, iterations, data=each, seed=1, callbacks=[stops])
-    return stops.env_steps
-
-
-def test_with_a_mask_a_corridor_is_learnt_five_times_sooner(tmp_path):
-    """90 % of its actions do nothing; the settings are those of the other probes."""
-    masked = env_steps_until(tmp_path / "masked", MaskProbe, 20)
-    assert masked is not None
-    budget = 5 * masked // 512
-    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), budget)
-    assert without is None
 
 
 def test_the_actor_learns_an_action_of_two_parts_that_is_paid_for_both(tmp_path):

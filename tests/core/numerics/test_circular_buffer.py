@@ -2,7 +2,6 @@ import math
 import sys
 import threading
 import time
-import traceback
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,6 @@ from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     clear_final_observations,
     final_observations,
-    flat_transitions,
     time_major,
     validate,
 )
@@ -154,32 +152,6 @@ def storages(buffer):
     return {value.untyped_storage().data_ptr() for value in leaves(buffer.segments[0].rollout)}
 
 
-def test_windows_come_in_the_order_of_writing_far_beyond_the_wrap():
-    buffer = make()
-    writer = Writer(buffer)
-    assert len(buffer.segments) == 3
-    order = []
-    for lap in range(10):
-        order.append(writer.write().index)
-        order.append(writer.write().index)
-        for half in range(2):
-            check(read(buffer), first=(2 * lap + half) * T)
-    assert order == [i % 3 for i in range(20)]
-
-
-def test_a_window_is_a_view_that_flattens_without_a_copy():
-    buffer = make()
-    writer = Writer(buffer)
-    for _ in range(5):  # in every segment of the ring, and after the wrap
-        writer.write()
-        window = read(buffer)
-        for value in leaves(window):
-            assert value.untyped_storage().data_ptr() in storages(buffer)
-            assert value.transpose(0, 1).is_contiguous()
-        flat = flat_transitions(window, ["observation", "reward"])
-        assert flat["observation", "image"].data_ptr() == window["observation", "image"].data_ptr()
-
-
 def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
     buffer = make(max_staleness=0)
     writer = Writer(buffer)
@@ -195,19 +167,6 @@ def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
     again = read(buffer)
     assert "advantage" not in again.keys()
     check(again, first=2 * T)
-
-
-def test_the_bootstrap_observation_is_in_both_windows():
-    buffer = make()
-    writer = Writer(buffer)
-    first = writer.write().rollout
-    second = writer.write().rollout
-    for key in OBSERVATION:
-        assert torch.equal(first["observation", key][:, T], second["observation", key][:, 0])
-        last, begin = first["observation", key][:, T], second["observation", key][:, 0]
-        assert last.data_ptr() != begin.data_ptr()
-    write_observation(buffer.begin_write().steps[0], 99)  # after a reset of the envs
-    assert torch.equal(second["observation", "state"][:, T], observation_of(2 * T)["state"])
 
 
 def test_a_partial_window_has_its_own_bootstrap_slot():
@@ -230,44 +189,6 @@ def test_a_window_of_an_impossible_length_is_refused(num_steps):
     buffer.begin_write()
     with refused(ValueError, names=("num_steps", f"[1, {T}]", num_steps)):
         buffer.commit(num_steps)
-
-
-def test_block_loses_nothing_and_waits_until_a_segment_is_free():
-    buffer = make(max_staleness=0)
-    writer = Writer(buffer)
-    for _ in range(2):
-        writer.write()
-    thread, outcome = in_thread(writer.write)
-    thread.join(0.1)
-    assert thread.is_alive()
-    assert unread(buffer) == 2
-    check(read(buffer), first=0)
-    thread.join(0.05)
-    assert thread.is_alive(), "the learner still holds that segment"
-    check(read(buffer), first=T)
-    thread.join(5)
-    assert outcome
-    assert not isinstance(outcome[0], BaseException)
-    check(read(buffer), first=2 * T)
-    statistics = buffer.statistics()
-    assert statistics["dropped_steps"] == 0
-    assert statistics["writer_wait_seconds"] > 0.1
-
-
-def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
-    buffer = make(overflow="overwrite")
-    writer = Writer(buffer)
-    writer.write()
-    held = read(buffer)
-    for num_steps in (2, 3, 1, 3, 3):
-        writer.write(num_steps)
-        check(held, first=0)
-    assert buffer.statistics()["dropped_steps"] == N * (2 + 3 + 1)
-    assert unread(buffer) == 2
-    check(read(buffer), first=T + 6)
-    check(read(buffer), first=T + 9)
-    statistics = buffer.statistics()
-    assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
 
 
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
@@ -383,59 +304,6 @@ def test_close_wakes_a_waiting_side(side):
     assert isinstance(outcome[0], BufferClosed)
 
 
-def test_a_closed_buffer_refuses_both_sides_and_keeps_what_nobody_read():
-    buffer = make()
-    writer = Writer(buffer)
-    writer.write()
-    buffer.begin_write()
-    assert not buffer.closed
-    buffer.close()
-    assert buffer.closed
-    for call in (partial(buffer.commit, 1), buffer.take):
-        with pytest.raises(BufferClosed):
-            call()
-    assert len(buffer.state_dict()["windows"]) == 1
-
-
-def explode_in_the_env():
-    raise KeyError("gripper")
-
-
-def report_failure(buffer):
-    try:
-        explode_in_the_env()
-    except KeyError as error:
-        buffer.fail(error)
-
-
-@pytest.mark.parametrize("pending", [True, False])
-def test_a_failure_of_the_writer_reaches_the_reader_with_its_traceback(pending):
-    buffer = make(timeout_s=60.0)
-    if pending:
-        thread, outcome = in_thread(partial(read, buffer))
-        thread.join(0.05)
-        report_failure(buffer)
-        thread.join(5)
-        error = outcome[0]
-    else:
-        Writer(buffer).write()
-        report_failure(buffer)
-        with pytest.raises(WriterError) as caught:
-            read(buffer)
-        error = caught.value
-    assert isinstance(error, WriterError)
-    assert str(error) == "The collector failed: KeyError: 'gripper'"
-    assert isinstance(error.__cause__, KeyError)
-    assert "in explode_in_the_env" in "".join(traceback.format_exception(error))
-    with pytest.raises(WriterError):  # and stays so
-        read(buffer)
-    buffer.close()
-    with pytest.raises(WriterError):
-        read(buffer)
-    with pytest.raises(BufferClosed):
-        buffer.begin_write()
-
-
 def test_the_first_failure_counts_and_a_stopped_writer_is_none():
     buffer = make()
     buffer.close()
@@ -489,20 +357,6 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
     statistics = restored.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] == N * 14
     assert statistics["dropped_steps"] == 0
-
-
-def test_a_state_depends_on_no_clock():
-    states = []
-    for delay in (0.0, 0.05):
-        buffer = make()
-        thread, _ = in_thread(partial(read, buffer))
-        thread.join(delay)
-        writer = Writer(buffer)
-        writer.write()
-        thread.join(5)
-        writer.write()
-        states.append(through_file(buffer.state_dict()))
-    assert_same(*states)
 
 
 def test_windows_that_do_not_fit_a_changed_buffer_are_counted():

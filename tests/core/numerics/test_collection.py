@@ -12,14 +12,13 @@ from torch import nn
 
 from lightning_rl import ActorCritic, VectorEnvWrapper
 from lightning_rl.buffers.segments import rollout_from, rollout_state
-from lightning_rl.collectors import SyncCollector, evaluation
+from lightning_rl.collectors import SyncCollector
 from lightning_rl.collectors.evaluation import (
     EpisodeSeeds,
     bootstrap_interval,
     run_episodes,
     summarize,
 )
-from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.rollout.allocation import allocate_rollout
@@ -28,8 +27,8 @@ from lightning_rl.training.data import RolloutDataset
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.messages import refused
-from tests.probes import TimeLimitProbe, ValueProbe
-from tests.variants import after, before, concrete, variant
+from tests.probes import ValueProbe
+from tests.variants import after, before, concrete
 
 
 def timed():
@@ -175,38 +174,6 @@ def test_a_policy_with_dropout_acts_in_eval_mode():
     assert (dropped - transitions["sample_log_prob"]).abs().max() > 0.01
 
 
-def test_collecting_computes_no_value():
-    subclass = variant(ActorCritic)  # it might act in another way than its parent
-    collector = collector_of("CartPole-v1", cls=subclass)
-    calls = []
-    collector.policy.critic.register_forward_hook(lambda *args: calls.append("critic"))
-    collector.policy.actor.register_forward_hook(lambda *args: calls.append("actor"))
-    collector.collect()
-    assert calls == ["actor"] * 16
-
-
-def test_collecting_needs_no_gradient():
-    rollout = collector_of("CartPole-v1").collect()
-    assert not any(value.requires_grad for value in rollout.flatten_keys(".").values())
-
-
-def test_the_fields_that_a_policy_stores_are_collected():
-    env = GymnasiumEnv(2, "Pendulum-v1")
-    collector = collector_of(env, squash=True)
-    rollout = collector.collect()
-    u = rollout["unsquashed_action"][:, :-1]
-    torch.testing.assert_close(rollout["action"][:, :-1], 2.0 * u.tanh())
-    assert not collector.policy.evaluate_actions(rollout[:, :-1].reshape(-1)).isnan().any()
-
-
-def test_collecting_leaves_the_global_streams_alone():
-    collector = collector_of("CartPole-v1")
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    collector.collect()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert (np.random.get_state()[1] == numpy_before).all()
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_the_seed_decides_everything(name):
     one, same, other = (collected(collector_of(ENVS[name](), seed=s), 3) for s in (3, 3, 4))
@@ -222,41 +189,6 @@ def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
         assert_same(rollout_state(a), rollout_state(b))
         b["advantage"] = torch.ones(4, 17)
         b["tree"] = TensorDict({"x": torch.zeros(4, 17)}, [4, 17])
-
-
-def test_a_field_that_was_replaced_is_collected_anew():
-    one, other = collector_of("tests/Timed-v0"), collector_of("tests/Timed-v0")
-    one.collect()
-    rollout = other.collect()
-    rollout["reward"] = rollout["reward"] * 100
-    assert torch.equal(other.collect()["reward"], one.collect()["reward"])
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_evaluation_in_between_changes_nothing(name):
-    def run(evaluate):
-        env = ENVS[name]()
-        collector, result = collector_of(env), []
-        for _ in range(4):
-            result.append(rollout_state(collector.collect()))
-            if evaluate:
-                run_episodes(collector.policy, ENVS[name](), [1, 2])
-        return result, collector.state_dict()
-
-    assert_same(run(True), run(False))
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_a_collector_goes_on_exactly(name, tmp_path):
-    whole, begun = collector_of(ENVS[name]()), collector_of(ENVS[name]())
-    expected = collected(whole, 5)[3:]
-    collected(begun, 3)
-    torch.save(begun.state_dict(), tmp_path / "collector.pt")
-    resumed = collector_of(ENVS[name](), seed=99)
-    resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
-    for a, b in zip(collected(resumed, 2), expected, strict=True):
-        assert_same(a, b)
-    assert_same(resumed.state_dict(), whole.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -306,15 +238,6 @@ def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
         assert averages["charts/episode_length_avg_100"] == pytest.approx(last[:, 1].mean())
 
 
-def test_restarted_episodes_count_from_zero():
-    statistics = EpisodeStatistics(2)
-    collect_into(statistics, torch.ones(2, 30), torch.zeros(2, 30, dtype=torch.bool))
-    statistics.restart_episodes()
-    collect_into(statistics, torch.ones(2, 4), torch.tensor([[False, False, True, False]] * 2))
-    assert list(statistics.returns) == [3.0, 3.0]
-    assert list(statistics.lengths) == [3, 3]
-
-
 def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
     reward, done = torch.ones(2, 12), torch.zeros(2, 12, dtype=torch.bool)
     done[:, 2::3] = True
@@ -325,17 +248,6 @@ def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
     assert [str(value) for value in statistics.returns] == ["3.0", "3.0", "nan", "3.0"] + [
         "3.0"
     ] * 4
-
-
-def test_a_collector_keeps_the_statistics_of_its_episodes():
-    collector = collector_of("tests/Timed-v0")
-    rollouts = collected(collector, 6)
-    expected = episodes_by_hand(
-        transitions_of(rollouts, "reward"), transitions_of(rollouts, "done")
-    )
-    assert collector.statistics.episodes == len(expected) > 5
-    assert list(collector.statistics.returns) == [e[0] for e in expected]
-    assert list(collector.statistics.lengths) == [e[1] for e in expected]
 
 
 @pytest.mark.parametrize(
@@ -350,37 +262,6 @@ def test_the_dataset_refuses_what_is_no_rollout(change, message):
     collector = SimpleNamespace(collect=lambda: change(rollout))
     with refused(ValueError, names=message):
         next(iter(RolloutDataset(collector, 1)))
-
-
-def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
-    collector = collector_of("CartPole-v1")
-    dataset = RolloutDataset(collector, 3)
-    assert len(dataset) == 3
-    for epoch in range(2):
-        stream = iter(dataset)
-        for i in range(3):
-            before = (epoch * 3 + i) * 4 * 16
-            assert collector.env_steps == before
-            collector.policy.version.fill_(before)
-            rollout = next(stream)
-            assert collector.env_steps == before + 4 * 16
-            assert (rollout["policy_version"][:, :-1] == before).all()
-        with pytest.raises(StopIteration):
-            next(stream)
-    assert collector.env_steps == 6 * 4 * 16
-    assert dataset.collect_seconds > 0
-
-
-@pytest.mark.parametrize(
-    ("episodes", "envs", "sizes"), [(7, 3, [3, 3, 1]), (4, 4, [4]), (2, 5, [2]), (3, 1, [1] * 3)]
-)
-def test_evaluation_seeds_come_once_in_batches(episodes, envs, sizes):
-    seeds = EpisodeSeeds(100, episodes, envs)
-    batches = list(seeds)
-    assert len(seeds) == len(batches)
-    assert [len(batch) for batch in batches] == sizes
-    assert [seed for batch in batches for seed in batch] == list(range(100, 100 + episodes))
-    assert list(seeds) == batches
 
 
 def play_alone(policy, env, seed):
@@ -427,36 +308,6 @@ def test_episodes_are_those_of_plain_envs(id, num_envs):
     assert len({episode["return"] for episode in episodes}) > 1
 
 
-def test_evaluation_repeats_itself_and_draws_from_no_other_stream():
-    env = GymnasiumEnv(3, "CartPole-v1")
-    policy = make_policy(env)
-    before = torch.get_rng_state()
-    first = run_episodes(policy, env, [4, 5, 6])
-    env.step(torch.zeros(3, dtype=torch.int64))
-    assert run_episodes(policy, env, [4, 5, 6]) == first
-    assert torch.equal(torch.get_rng_state(), before)
-    assert run_episodes(policy, env, [7, 8, 9]) != first
-
-
-def test_evaluation_plays_the_mode_without_dropout():
-    env = GymnasiumEnv(3, "CartPole-v1")
-    policy = make_policy(env, cls=WITH_DROPOUT)
-    expected = [
-        play_alone(policy.eval(), gymnasium.make("CartPole-v1"), seed)[1] for seed in (1, 2, 3)
-    ]
-    policy.train()
-    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == expected
-
-
-def test_an_episode_without_end_is_cut(monkeypatch):
-    monkeypatch.setattr(FirstEpisodes, "MAX_STEPS", 20)
-    env = TimeLimitProbe(2, max_episode_steps=1000)
-    for episode in run_episodes(make_policy(env), env, [1, 2]):
-        assert episode["length"] == 20
-        assert episode["return"] == 20.0
-        assert episode["terminated"] is False
-
-
 def episode(total, length, terminated=True, success=None, seed=0):
     return {
         "seed": seed,
@@ -498,16 +349,6 @@ def test_a_summary_says_what_was_played():
     }
 
 
-def test_an_episode_of_which_success_is_not_said_has_failed_where_it_is_said_of_any():
-    assert summarize([episode(0, 1)] * 3)["success_rate"] is None
-    assert summarize([episode(0, 1)] * 3, reports_success=True)["success_rate"] == 0.0
-    told = [episode(0, 1, success=True), episode(0, 1, success=False), *[episode(0, 1)] * 2]
-    for order in (told, told[::-1]):
-        summary = summarize(order)
-        assert summary["success_rate"] == 0.25
-        assert summary["success_ci95"] == evaluation.wilson_interval(1, 4)
-
-
 def test_the_interval_is_that_of_a_normal_mean_for_many_values():
     values = np.random.default_rng(1).normal(10.0, 3.0, size=400)
     low, high = bootstrap_interval(values)
@@ -515,14 +356,3 @@ def test_the_interval_is_that_of_a_normal_mean_for_many_values():
     assert low == pytest.approx(values.mean() - margin, abs=0.03)
     assert high == pytest.approx(values.mean() + margin, abs=0.03)
     assert bootstrap_interval(values) == [low, high]
-
-
-def test_the_interval_of_equal_values_is_a_point():
-    assert bootstrap_interval(np.full(7, 4.0)) == [4.0, 4.0]
-    assert bootstrap_interval(np.array([4.0])) == [4.0, 4.0]
-
-
-def test_the_interval_draws_from_no_global_stream():
-    before = np.random.get_state()[1].copy()
-    bootstrap_interval(np.arange(10.0))
-    assert (np.random.get_state()[1] == before).all()

@@ -11,8 +11,6 @@ from torch import nn
 
 from lightning_rl import (
     SAC,
-    TD3,
-    DeterministicActorCritic,
     DiscreteActorCritic,
     DiscreteSAC,
     ReplayBuffer,
@@ -24,9 +22,6 @@ from lightning_rl.functional import (
     categorical_loss,
     categorical_projection,
     ensemble_loss,
-    expected_soft_value,
-    min_of_subset,
-    outputs_of_min,
 )
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import QEnsemble
@@ -70,16 +65,6 @@ def test_a_projection_is_that_of_the_reference_and_keeps_the_mass():
     torch.testing.assert_close(found[4, 1:-1], torch.as_tensor(probs[4, :-2]))  # moved by one atom
 
 
-def test_a_projection_keeps_the_mean_and_a_cost_shifts_all_of_it():
-    rng = np.random.default_rng(1)
-    probs = torch.as_tensor(np.exp(log_softmax(rng.normal(size=(6, 9)))))
-    atoms = torch.as_tensor(ATOMS)
-    reward, cost = (torch.as_tensor(rng.uniform(-0.3, 0.3, 6)) for _ in range(2))
-    discount = torch.full((6,), 0.7, dtype=torch.float64)
-    found = categorical_projection(reward + discount * (atoms[:, None] - cost), probs, atoms)
-    torch.testing.assert_close(found @ atoms, reward + discount * (probs @ atoms - cost))
-
-
 def test_it_refuses_what_would_broadcast():
     reward, _, probs, _ = map(torch.as_tensor, drawn(np.random.default_rng(0)))
     atoms = torch.as_tensor(ATOMS)
@@ -89,22 +74,6 @@ def test_it_refuses_what_would_broadcast():
         ensemble_loss(torch.zeros(2, 12), reward[:, None] + reward)
     with refused(ValueError, names=("logits [12, 9]", "target [12, 8]")):
         categorical_loss(torch.zeros(2, 12, 9), torch.zeros(12, 8))
-
-
-def test_each_sample_has_the_distribution_of_its_least_critic():
-    q = torch.tensor([[1.0, 5.0, 3.0], [2.0, 4.0, 1.0], [0.0, 9.0, 2.0]])
-    outputs = torch.arange(18.0).reshape(3, 3, 2)
-    subset = torch.tensor([[0, 1], [0, 2], [2, 0]])
-    assert torch.equal(
-        outputs_of_min(outputs, q), outputs[torch.tensor([2, 1, 1]), torch.arange(3)]
-    )
-    assert torch.equal(
-        outputs_of_min(outputs, q, subset), outputs[torch.tensor([0, 0, 2]), torch.arange(3)]
-    )
-    # And of several actions, each by itself.
-    several = torch.stack([q, q.flip(0)], -1)
-    assert torch.equal(min_of_subset(several, subset)[:, 0], min_of_subset(q, subset))
-    assert torch.equal(min_of_subset(several)[:, 1], q.amin(0))
 
 
 @pytest.mark.parametrize("subset", [False, True])
@@ -285,14 +254,6 @@ def test_after_many_minibatches_values_go_by_running_statistics_and_gradients_by
     torch.testing.assert_close(((x - mean) * scale)[0], unit * 3 + 5, atol=1e-5, rtol=1e-5)
 
 
-def test_without_targets_no_copy_is_kept():
-    crossq = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
-    plain = DeterministicActorCritic(OBSERVATION_SPACE, SPACE, (8,))
-    for module in (SAC(crossq, tau=None), TD3(plain, tau=None)):
-        assert module.target_networks() == []
-        assert not [name for name in module.state_dict() if name.startswith("target")]
-
-
 def test_targets_of_the_critics_themselves_have_no_gradient():
     policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
     module = SAC(policy, tau=None, init_alpha=0.3, entropy_in_target=False)
@@ -441,12 +402,6 @@ def test_twenty_updates_of_discrete_actions_are_those_of_the_reference(
                 np.testing.assert_allclose(w, v, atol=1e-9)
                 np.testing.assert_allclose(b, c, atol=1e-9)
     assert abs(float(module.log_alpha.detach()) - float(reference.log_alpha)) < 1e-9
-
-
-def test_what_is_forbidden_counts_for_nothing():
-    log_probs = torch.tensor([[0.0, -1e30]])
-    q = torch.tensor([[2.0, 1e6]])
-    assert expected_soft_value(log_probs, q, 0.5).item() == 2.0
 
 
 def test_the_first_actions_are_drawn_from_what_is_allowed(tmp_path):

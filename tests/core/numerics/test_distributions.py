@@ -230,37 +230,11 @@ def test_gradients_of_the_log_prob(name):
     assert_equal(output.grad, exact.grad, 1e-4)
 
 
-def test_gradients_of_the_entropy_in_closed_form():
-    gaussian = make(Box(-1.0, 1.0, (3,)))
-    output = random_output(gaussian, 10)
-    gaussian.log_prob_and_entropy(output, {"action": output})[1].mean().backward()
-    assert gaussian.log_std.grad.tolist() == pytest.approx([1.0, 1.0, 1.0])
-
-    space, categorical = named("unequal sizes")
-    output = random_output(categorical, 10).requires_grad_()
-    categorical.log_prob_and_entropy(output, {"action": torch.zeros(10, 3, dtype=torch.int64)})[
-        1
-    ].sum().backward()
-    exact = output.detach().double().requires_grad_()
-    sum(row.entropy().sum() for row in categoricals(exact, space.nvec)).backward()
-    assert_equal(output.grad, exact.grad)
-
-
 def assert_frequency(happened, probability):
     """A share of independent samples lies within five standard errors of its probability."""
     happened = happened.double()
     margin = 5 * (probability * (1 - probability) / len(happened)) ** 0.5
     assert float(happened.mean()) == pytest.approx(float(probability), abs=float(margin))
-
-
-def test_discrete_frequencies():
-    distribution = make(Discrete(4))
-    output = torch.tensor([0.0, 1.0, -2.0, 0.5])
-    action = draw_from(distribution, output.expand(SAMPLES, 4), generator(0))["action"]
-    assert action.shape == (SAMPLES,)
-    assert action.dtype == torch.int64
-    for value, probability in enumerate(output.double().softmax(-1)):
-        assert_frequency(action == value, probability)
 
 
 def test_multi_discrete_frequencies_are_independent():
@@ -287,20 +261,6 @@ def test_gaussian_samples_have_the_quantiles_of_independent_normals():
             assert_frequency(column < quantile, probability)
     correlation = torch.corrcoef(standardized.t()) - torch.eye(3)
     assert float(correlation.abs().max()) < 5 / SAMPLES**0.5
-
-
-def test_squashed_samples_fill_the_bounds():
-    distribution = make(Box(LOW, HIGH), squash=True)
-    mean = torch.tensor([0.3, -1.2, 0.8])
-    sample = draw_from(distribution, mean.expand(SAMPLES, 3), generator(0))
-    for i in range(3):
-        column = sample["action"][:, i].double()
-        assert column.min() >= LOW[i]
-        assert column.max() <= HIGH[i]
-        for share in (0.1, 0.5, 0.9):  # a point at this share of the way from low to high
-            u = torch.tensor(2 * share - 1).atanh()
-            probability = reference.Normal(mean[i], torch.tensor(LOG_STD[i]).exp()).cdf(u)
-            assert_frequency(column < LOW[i] + share * (HIGH[i] - LOW[i]), probability)
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -341,17 +301,6 @@ def test_the_mode_draws_nothing(name):
             expected = low + (high - low) * (unit + 1) / 2
         expected = expected.reshape(30, *space.shape)
     assert_equal(action, expected, 1e-6)
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_the_generator_alone_decides(name):
-    _, distribution = named(name)
-    output = random_output(distribution, 100, scale=0.3)
-    before = torch.get_rng_state()
-    one, same, other = (draw_from(distribution, output, generator(seed)) for seed in (5, 5, 6))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert not torch.equal(one["action"], other["action"])
 
 
 @pytest.mark.parametrize("squash", [False, True])

@@ -1,14 +1,13 @@
 """The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
 
 import itertools
-import multiprocessing
 import sys
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import VectorEnvWrapper
 from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
@@ -204,18 +203,6 @@ def test_a_tree_of_observations():
     assert any(step[3].any() for step in steps)
 
 
-def test_no_seed_goes_on_with_the_generators():
-    env = GymnasiumEnv(2, "CartPole-v1")
-
-    def two_resets():
-        env.reset(seed=1)
-        return plain(env.reset()[0])
-
-    assert torch.equal(two_resets(), two_resets())
-    assert not torch.equal(two_resets(), plain(env.reset()[0]))
-    env.close()
-
-
 def test_final_observations_of_an_env_that_reuses_its_array():
     env = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 4, "reuse": True})
     env.reset(seed=0)
@@ -260,17 +247,6 @@ def test_discrete_actions_begin_at_their_start(start):
     env.close()
 
 
-@pytest.mark.parametrize("start", [None, [4, -1]])
-def test_multi_discrete_actions_begin_at_their_start(start):
-    space = MultiDiscrete([3, 2], start=start)
-    env = GymnasiumEnv(2, "Echo-v0", env_kwargs={"action_space": space})
-    env.reset(seed=0)
-    action = torch.tensor([[0, 1], [2, 0]])
-    observation, *_ = env.step(action)
-    assert torch.equal(observation, action + torch.tensor(start or [0, 0]).float())
-    env.close()
-
-
 def doubled(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
 
@@ -288,30 +264,6 @@ def test_wrappers_apply_in_order_and_to_the_final_observation():
         return plus_one(doubled(gymnasium.wrappers.FlattenObservation(gymnasium.make("Tree-v0"))))
 
     assert_equals_by_hand(env, by_hand, (4, 6), random_actions(TREE_ACTION, 40, 2))
-
-
-def test_async_equals_sync_and_leaves_no_process_behind():
-    before = {process.pid for process in multiprocessing.active_children()}
-    actions = random_actions(TREE_ACTION, 40, 2)
-    results = []
-    for vectorization in ("sync", "async"):
-        env = GymnasiumEnv(2, "Tree-v0", vectorization=vectorization)
-        first = plain(env.reset(seed=5)[0])
-        results.append((first, play(env, actions)))
-        workers = [p for p in multiprocessing.active_children() if p.pid not in before]
-        assert len(workers) == (2 if vectorization == "async" else 0)
-        env.close()
-        env.close()
-        assert not any(process.is_alive() for process in workers)
-    (first, sync), (other, parallel) = results
-    assert_same(first, other)
-    finals = 0
-    for a, b in zip(sync, parallel, strict=True):
-        assert_same(list(a[:4]), list(b[:4]))
-        for i in (a[2] | a[3]).nonzero().flatten().tolist():
-            assert_same(row(a[4], i), row(b[4], i))
-            finals += 1
-    assert finals > 2
 
 
 def test_a_vector_entry_point_that_resets_in_the_same_step():
@@ -403,11 +355,6 @@ def test_a_module_before_the_id_is_imported(module_with_an_env):
     env.close()
 
 
-def test_a_misspelt_id_after_a_module_names_the_right_one(module_with_an_env):
-    with refused(names=("module_with_an_env:FromModul-v0", "close matches: FromModule-v0")):
-        GymnasiumEnv(1, f"{module_with_an_env}:FromModul-v0")
-
-
 def test_success_is_that_of_the_finished_episode():
     kwargs = {"action_space": Discrete(9), "length": 2}
     env = GymnasiumEnv(3, "Echo-v0", env_kwargs=kwargs)
@@ -463,31 +410,8 @@ def test_an_async_env_goes_on_exactly():
     go_on_exactly("Tree-v0", 17, 20, count=2, vectorization="async")
 
 
-@pytest.mark.parametrize(
-    "id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0"]
-)
-def test_classic_envs_go_on_exactly(id):
-    kwargs = {"env_kwargs": {"max_episode_steps": 40}}
-    go_on_exactly(id, 70, 50, count=2, **kwargs)
-
-
 def test_an_env_with_shifted_actions_goes_on_exactly():
     go_on_exactly("Echo-v0", 7, 9, env_kwargs={"action_space": Discrete(3, start=2)})
-
-
-def test_an_env_that_goes_on_can_be_saved_again():
-    env = GymnasiumEnv(3, "Tree-v0")
-    env.reset(seed=2)
-    actions = random_actions(TREE_ACTION, 60, 3)
-    for part in actions.split(7):
-        play(env, part)
-        expected = env.state_dict()
-        successor = GymnasiumEnv(3, "Tree-v0")
-        successor.load_state_dict(expected)
-        assert_same(successor.state_dict(), expected)
-        env.close()
-        env = successor
-    env.close()
 
 
 @pytest.mark.parametrize("before", [1023, 1024, 2100])
@@ -531,12 +455,6 @@ def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
     env.close()
 
 
-def test_an_env_that_was_never_reset_has_no_state():
-    env = GymnasiumEnv(2, "Counter-v0")
-    assert env.state_dict() is None
-    env.close()
-
-
 def test_a_saved_state_does_not_change_with_the_env():
     env = GymnasiumEnv(2, "Tree-v0")
     env.reset(seed=0)
@@ -548,16 +466,6 @@ def test_a_saved_state_does_not_change_with_the_env():
     play(env, actions[9:])
     assert_same(state, copy)
     env.close()
-
-
-def test_an_env_that_depends_on_something_else_is_not_restored():
-    env, other = GymnasiumEnv(2, "Forgetful-v0"), GymnasiumEnv(2, "Forgetful-v0")
-    env.reset(seed=0)
-    play(env, torch.zeros(5, 2, dtype=torch.int64))
-    with refused(RestoreError, names="observation"):
-        other.load_state_dict(env.state_dict())
-    env.close()
-    other.close()
 
 
 def test_an_env_with_other_settings_is_not_restored():
@@ -606,13 +514,6 @@ def test_a_start_depends_on_its_seed_alone(make):
     assert torch.equal(plain(make(3).reset(seed=7)[0]), plain(make(3).reset(seed=[7, 8, 9])[0]))
 
 
-def test_starts_differ_between_envs_and_episodes():
-    env = walk(3, max_episode_steps=1)
-    first = plain(env.reset(seed=0)[0])
-    starts = torch.stack([first, *(step[0] for step in play(env, torch.zeros(20, 3, 1)))])
-    assert len(starts.unique()) == 63
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -624,41 +525,6 @@ def test_starts_differ_between_envs_and_episodes():
 def test_a_torch_env_refuses_what_makes_no_sense(make, message):
     with refused(names=message):
         make()
-
-
-TORCH_ENVS = {
-    "walk": (walk, Box(-1, 1, (1,))),
-    "time limit": (TimeLimitProbe, Discrete(2)),
-    "value": (lambda n: ValueProbe(n, delay=3), Discrete(2)),
-    "action": (ActionProbe, Discrete(2)),
-    "continuous": (lambda n: ActionProbe(n, continuous=True), Box(-1, 1, (1,))),
-}
-
-
-@pytest.mark.parametrize("name", TORCH_ENVS)
-def test_a_torch_env_goes_on_exactly(name):
-    make, space = TORCH_ENVS[name]
-    env, other = make(3), make(3)
-    env.reset(seed=0)
-    actions = random_actions(space, 40, 3)
-    before = play(env, actions[:13])
-    state = through_file(env.state_dict())
-    other.reset(seed=99)
-    assert_same(plain(other.load_state_dict(state)), before[-1][0])
-    assert_same(play(other, actions[13:]), play(env, actions[13:]))
-
-
-def test_a_saved_state_can_be_taken_up_twice():
-    env = walk(3)
-    env.reset(seed=0)
-    actions = random_actions(Box(-1, 1, (1,)), 20, 3)
-    play(env, actions[:6])
-    state = env.state_dict()
-    runs = []
-    for _ in range(2):
-        env.load_state_dict(state)
-        runs.append(play(env, actions[6:]))
-    assert_same(runs[0], runs[1])
 
 
 def test_a_wrapper_answers_as_the_env_in_it():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.functional import first_episode_mask, group_relative_advantage, kl_penalty
+from lightning_rl.functional import group_relative_advantage, kl_penalty
 from tests.messages import refused
 from tests.references import group_advantage
 
@@ -52,26 +52,6 @@ def test_the_advantage_is_that_of_the_definition(size, mode, normalize, leave_on
         assert (advantage[~mask] == 0).all()
 
 
-def test_a_lone_survivor_and_equal_returns_have_an_advantage_of_exactly_zero():
-    reward = torch.full((3, 400), 0.1)
-    reward[2] = reward[2].flip(0) * (1 + 1e-7)
-    done = torch.zeros(3, 400, dtype=torch.bool)
-    done[0, 300] = done[1, 300] = True
-    for mode in ("step", "trajectory"):
-        advantage, mask = group_relative_advantage(
-            reward[:, :301], done[:, :301], group_size=3, gamma=0.999, mode=mode, std_floor=1e-8
-        )
-        assert mask.all()
-        assert (advantage == 0).all()
-    advantage, mask = group_relative_advantage(
-        reward, done, group_size=3, gamma=0.999, std_floor=1e-8
-    )
-    assert mask[2].all()
-    assert not mask[:2, 301:].any()
-    assert (advantage[2, 301:] == 0).all()
-    assert (advantage[:, :301].abs() > 0.1).all()  # until then the survivor is ahead
-
-
 def test_the_noise_of_a_float32_sum_is_not_blown_up_and_a_real_difference_is_kept():
     reward = torch.rand(4, 500) + 1
     reward[1:] = reward[0, torch.randperm(500)]  # the same sum in another order
@@ -85,21 +65,6 @@ def test_the_noise_of_a_float32_sum_is_not_blown_up_and_a_real_difference_is_kep
         reward, done, group_size=4, gamma=1.0, mode="trajectory", std_floor=1e-8
     )
     assert advantage[3, 0] == pytest.approx(3**0.5, rel=1e-4)  # one of four apart, population std
-
-
-def test_the_floor_bounds_an_advantage():
-    reward = torch.tensor([[0.0], [1e-4]])
-    done = torch.ones(2, 1, dtype=torch.bool)
-    for floor, expected in ((1e-3, 0.05), (1e-6, 1.0)):
-        advantage, _ = group_relative_advantage(
-            reward, done, group_size=2, gamma=1.0, std_floor=floor
-        )
-        assert advantage[1, 0] == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_step_that_ends_an_episode_counts():
-    done = torch.tensor([[False, True, False, True], [False, False, False, False]])
-    assert first_episode_mask(done).tolist() == [[True, True, False, False], [True] * 4]
 
 
 @pytest.mark.parametrize(

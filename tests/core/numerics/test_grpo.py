@@ -1,7 +1,6 @@
 """What must hold in every update without a critic: groups that are groups, and steps that count."""
 
 import copy
-import math
 from types import SimpleNamespace
 
 import gymnasium
@@ -14,7 +13,6 @@ from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCo
 from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
-from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.rollout.contract import flat_transitions
 from tests.envs import NUMBER, ScriptedEnv, ScriptedTask
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
@@ -127,15 +125,6 @@ def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_pat
         assert [next(sizes) for _ in expected] == expected
     shares = [value for _, value in scalars(tmp_path)["train/effective_samples"]]
     assert 0.3 < min(shares) < 1
-
-
-def test_minibatches_draw_from_the_mask_alone():
-    rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
-    mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
-    drawing = TransitionSampler(flat_transitions(rollout, ["x"]), mask)
-    (only,) = epochs(drawing, 1, 2, torch.Generator(), prepare=lambda *_: {})
-    seen = torch.cat([m["x"] for m in only])
-    assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
 
 
 @pytest.mark.parametrize("mode", ["step", "trajectory"])
@@ -310,33 +299,6 @@ def test_resume_is_exact_with_groups_and_a_reference(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_a_plan_without_groups_draws_new_starts_for_every_row():
-    env = GymnasiumEnv(4, "CartPole-v1")
-    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = make_collector(
-        SyncCollector,
-        env,
-        policy,
-        20,
-        seed=1,
-        episode_settings=EpisodeSettings(reset_every_rollout=True),
-    )
-    starts = torch.cat([collector.collect()["observation"][:, 0].clone() for _ in range(3)])
-    assert len(starts.unique(dim=0)) == 12
-
-
-def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
-    module, _, _ = learn(
-        tmp_path,
-        reset_every_rollout=False,
-        truncate_at_first_done=False,
-        data=GROUPS | {"buffer_size": 10, "total_env_steps": 320},
-    )
-    one, two = module.rollouts[:2]
-    assert torch.equal(one["observation"][:, -1], two["observation"][:, 0])
-    assert scalars(tmp_path)["train/effective_samples"][0][1] == 1.0
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -368,11 +330,3 @@ def test_an_actor_is_the_same_with_a_critic_and_without():
     assert (a["value"] == 0).all()
     assert (alone.get_value(td.clone())["value"] == 0).all()
     assert not (b["value"] == 0).all()
-
-
-def test_grpo_leaves_a_critic_alone():
-    data = make_data()
-    module = make_ppo(data, algorithm=GRPO, group_size=4)
-    names = [name for name, _ in module.policy.named_parameters()]
-    assert not any("critic" in name for name in names)
-    assert math.isclose(module.clip_high, module.clip_coef)

@@ -10,16 +10,14 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import (
     ActionChunk,
-    AsyncCollector,
     GymnasiumEnv,
     SyncCollector,
     VectorEnvWrapper,
 )
-from lightning_rl.buffers.segments import rollout_state
 from lightning_rl.rollout.contract import next_observations
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
-from tests.helpers import assert_same, make_collector, policy_for
+from tests.helpers import make_collector, policy_for
 from tests.messages import refused
 from tests.variants import after, concrete
 
@@ -148,22 +146,6 @@ def test_it_is_in_the_rollout_from_every_kind_of_env(make):
     env.close()
 
 
-@pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
-def test_in_the_background_it_is_what_it_is_in_the_foreground(make):
-    envs = make(2), make(2)
-    here = make_collector(SyncCollector, envs[0], policy_for(envs[0]), 9, seed=1)
-    there = make_collector(
-        AsyncCollector, envs[1], policy_for(envs[1]), 9, 1, max_staleness=0, timeout_s=20
-    )
-    rollouts = [collector.collect() for collector in (here, there)]
-    for key in ("executed_action", "intervened", "action"):
-        assert torch.equal(rollouts[0][key], rollouts[1][key]), key
-    check(rollouts[1])
-    there.close()
-    for env in envs:
-        env.close()
-
-
 @pytest.mark.parametrize("make", [KINDS["in-line"], TorchHelped])
 def test_of_a_chunk_it_is_a_chunk(make):
     env = ActionChunk(2, make, 4, 3)
@@ -194,13 +176,6 @@ def test_numbered_actions_begin_at_zero_and_are_compared_where_nobody_says_who_i
     env.close()
 
 
-def test_where_nobody_takes_over_nothing_is_kept():
-    env = GymnasiumEnv(1, "CartPole-v1")
-    rollout = make_collector(SyncCollector, env, policy_for(env), 2, seed=1).collect()
-    assert "executed_action" not in rollout.keys()
-    assert "intervened" not in rollout.keys()
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_action_of_another_shape_is_refused(vectorization):
     env = GymnasiumEnv(2, "ThreeNumbers-v0", vectorization=vectorization)
@@ -223,13 +198,3 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
 @pytest.mark.parametrize("make", [KINDS["workers"], TorchHelped])
 def test_a_run_with_it_resumes_exactly(make, tmp_path):
     assert_resumes(tmp_path, 3, env=make, data=TWO_ENVS)
-
-
-def test_a_resumed_collector_collects_the_same():
-    env, again = (GymnasiumEnv(2, "Helped-v0") for _ in range(2))
-    one, other = (make_collector(SyncCollector, e, policy_for(e), 7, seed=1) for e in (env, again))
-    one.collect()
-    other.load_state_dict(one.state_dict())
-    expected = one.collect()
-    check(expected)
-    assert_same(*(rollout_state(rollout) for rollout in (other.collect(), expected)))

@@ -1,6 +1,5 @@
 """MuJoCo's profiler is off unless it is asked for, its warnings are Python's, and nothing else about it has changed."""
 
-import json
 import warnings
 
 import gymnasium
@@ -16,7 +15,6 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import (
 )
 from lightning_rl.system import machine
 from lightning_rl.system.machine import MachineSettings
-from tests.helpers import train
 from tests.messages import assert_names, refused
 
 mujoco = pytest.importorskip("mujoco")
@@ -79,21 +77,6 @@ def test_envs_are_stepped_with_it_or_without_whenever_it_was_said(
         assert env.mujoco_profiler is wanted
     finally:
         env.close()
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_a_run_says_whether_it_was_on(wanted, tmp_path):
-    data = {"total_env_steps": 4 * 16}
-    trainer = {"machine": MachineSettings(mujoco_profiler=wanted), "limit_val_batches": 0}
-    train(tmp_path, env="HalfCheetah-v5", data=data, trainer=trainer)
-    computing = json.loads((tmp_path / "run.json").read_text())["computing"]
-    assert computing["mujoco_profiler"] is wanted
-
-
-def test_of_an_env_without_mujoco_nothing_is_said():
-    env = GymnasiumEnv(1, id="CartPole-v1")
-    env.reset(seed=1)
-    assert env.mujoco_profiler is None
 
 
 def test_a_clock_of_the_users_goes_on():

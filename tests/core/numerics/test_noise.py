@@ -1,6 +1,5 @@
 """Noise that is correlated from one action to the next has the density of a step by itself, and begins with an episode."""
 
-import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -15,10 +14,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.actors import StepwiseActor
-from lightning_rl.policies.distributions.gaussians import distribution_for
-from lightning_rl.rollout.structured_actions import flat_actions
-from tests.envs import PARTS
-from tests.helpers import draw_from, make_collector
+from tests.helpers import make_collector
 from tests.messages import refused
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
@@ -94,13 +90,6 @@ def test_the_mode_has_no_noise_and_leaves_the_state_as_it_is(name):
     assert torch.equal(one["next_state"], td["state"])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_it_is_no_memory_though_it_is_a_state(name):
-    policy, _ = make(name)
-    assert "state" in policy.extra_fields
-    assert not policy.is_recurrent
-
-
 @torch.no_grad()
 def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
 
@@ -150,21 +139,3 @@ def test_without_its_state_it_says_what_is_missing():
     policy, _ = make("SAC")
     with refused(ValueError, names=("`state`", "policy.first_state(num_envs)")):
         policy(TensorDict({"observation": torch.zeros(4, 3)}, [4]))
-
-
-@torch.no_grad()
-def test_only_the_boxes_of_an_action_have_noise():
-    joint = distribution_for(
-        flat_actions(PARTS),
-        squash=False,
-        log_std_init=0.0,
-        log_std_bounds=(-5.0, 2.0),
-        noise_correlation=0.5,
-    )
-    assert joint.state_sizes == [3, 2, 0, 0, 0, 5]
-    output = torch.zeros(7, joint.num_outputs)
-    drawn = draw_from(joint, output, torch.Generator().manual_seed(0), torch.zeros(7, 10))
-    assert drawn["next_state"].shape == (7, 10)
-    kept = joint.sample(output, None, drawn["next_state"])
-    assert torch.equal(kept["next_state"], drawn["next_state"])
-    assert np.isfinite(drawn["sample_log_prob"].numpy()).all()

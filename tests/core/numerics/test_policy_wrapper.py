@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
+from lightning_rl import ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
 from tests.helpers import make_collector, make_data
@@ -46,10 +46,6 @@ ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype",
 METHODS = [n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in ITS_OWN]
 
 
-def test_the_contract_is_what_this_file_thinks():
-    assert {"forward", "fields_of", "version", "extra_fields", "action_space"} <= set(members())
-
-
 @pytest.mark.parametrize("name", [n for n in members() if n not in ITS_OWN])
 def test_every_member_of_the_contract_is_passed_on(name):
     """One that is new in `Policy` fails here until the wrapper has it."""
@@ -85,18 +81,6 @@ def test_an_attribute_follows_the_inner_policys(name):
     assert getattr(policy.inner, name) is newer
 
 
-def test_what_slow_policy_lost():
-    policy = slow()
-    assert policy.joint_ratio
-    assert policy.micro_batch_size == 3
-    assert [group.get("lr_scale", 1.0) for group in policy.parameter_groups()] == [1.0, 7.0]
-    assert PPO(policy, batch_size=4).correction.joint_ratio
-    continuous = SlowPolicy(SPACES[0], Box(0, 4, (2,)), ActorCritic, delay_ms=0.0)
-    assert continuous.fields_of(torch.ones(5, 2)).keys() == continuous.extra_fields.keys()
-    policy.set_precision("bf16-mixed")
-    assert policy.autocast_dtype == torch.bfloat16
-
-
 def test_there_is_one_version():
     policy = slow()
     policy.version += 4
@@ -114,16 +98,6 @@ def test_a_checkpoint_of_when_there_were_two_versions_loads():
     state |= {"version": torch.tensor(9), "inner.version": torch.tensor(0)}
     policy.load_state_dict(state)
     assert policy.version == policy.inner.version == 9
-
-
-def test_wrappers_within_each_other():
-    outer = SlowPolicy(*SPACES, lambda *spaces: slow(), delay_ms=0.0)
-    outer.version += 2
-    assert outer.inner.inner.version == 2
-    other = SlowPolicy(*SPACES, lambda *spaces: slow(), delay_ms=0.0)
-    other.load_state_dict(outer.state_dict())
-    assert other.inner.inner.version == other.version == 2
-    assert outer.joint_ratio
 
 
 def test_the_weights_of_a_wrapped_policy_are_published(tmp_path):

@@ -254,47 +254,6 @@ def table(replay, **settings):
     }
 
 
-def test_time_running_out_bootstraps_from_the_true_final_observation():
-    """And not from the reset, 10, which is the next slot's (trap 1)."""
-    replay = scalar_replay(10)
-    ends = {"truncated": [1], "terminated": [3], "finals": {1: 3.0, 3: 12.0}}
-    replay.extend(fixed_rollout([1.0, 2.0, 10.0, 11.0, 20.0], rewards=[1.0, 2.0, 3.0, 4.0], **ends))
-    assert table(replay, gamma=0.5) == {
-        1.0: (2.0, 1.0, 0.5),
-        2.0: (3.0, 2.0, 0.5),
-        10.0: (11.0, 3.0, 0.5),
-        11.0: (12.0, 4.0, 0.0),
-    }
-
-
-def test_sums_of_rewards_stop_at_ends_and_at_the_write_cursor():
-    """Over the end of the first episode 2 would give 2 + 3/2 + 4/4, discounted by 1/8 (trap 2)."""
-    replay = scalar_replay(5)
-    replay.extend(fixed_rollout([-1.0, 0.0], rewards=[9.0]))
-    ends = {"truncated": [1], "finals": {1: 3.0}}
-    replay.extend(fixed_rollout([0.0, 2.0, 10.0, 11.0, 12.0], rewards=[1.0, 2.0, 3.0, 4.0], **ends))
-    replay.extend(fixed_rollout([12.0, 13.0], rewards=[5.0]))  # takes the place of the first
-    assert table(replay, n_steps=3, gamma=0.5) == {
-        0.0: (3.0, 2.0, 0.25),
-        2.0: (3.0, 2.0, 0.5),
-        10.0: (13.0, 6.25, 0.125),
-        11.0: (13.0, 6.5, 0.25),
-        12.0: (13.0, 5.0, 0.5),
-    }
-
-
-def test_where_a_rollout_does_not_go_on_the_last_step_bootstraps_from_what_it_came_to():
-    """After a reset, or a rollout that was dropped, the next one begins elsewhere, at 50."""
-    replay = scalar_replay(10)
-    replay.extend(fixed_rollout([1.0, 2.0, 3.0], rewards=[1.0, 2.0]))
-    replay.extend(fixed_rollout([50.0, 51.0], rewards=[4.0], continues=False))
-    assert table(replay, n_steps=2, gamma=0.5) == {
-        1.0: (3.0, 2.0, 0.25),
-        2.0: (3.0, 2.0, 0.5),
-        50.0: (51.0, 4.0, 0.5),
-    }
-
-
 def test_what_comes_in_while_minibatches_are_drawn_is_refused():
     """A transition that was drawn may by then be another one, or half of one (trap 10)."""
     replay = scalar_replay(2)
@@ -317,17 +276,6 @@ def test_each_transition_is_drawn_as_often():
     assert len(counts) == 100
     chi_square = ((counts - 1000.0) ** 2 / 1000.0).sum()
     assert 55 < chi_square < 155  # 99 degrees of freedom: outside with probability 1e-4
-
-
-def test_what_a_call_draws_depends_on_the_generator_alone(monkeypatch):
-    drawn = []
-    for size in (2**8, 2**30):
-        monkeypatch.setattr(replay_buffer, "GATHER_BYTES", size)
-        replay = ReplayBuffer(VECTOR, ACTION, 4, "cpu", 3, capacity=100)
-        replay.extend(Stream(VECTOR, 4, seed=2).next(9))
-        drawn.append(torch.cat([batch["observation"] for batch in replay.batches(7, 10)]))
-        drawn[-1] = torch.cat([drawn[-1], next(replay.batches(1, 10))["observation"]])
-    assert torch.equal(*drawn)
 
 
 def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):

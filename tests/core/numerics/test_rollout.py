@@ -14,7 +14,6 @@ from lightning_rl.rollout.contract import (
     flat_transitions,
     next_observations,
     step_views,
-    time_major,
     validate,
 )
 from lightning_rl.system import ranks
@@ -83,14 +82,6 @@ def test_every_field_has_its_shape_and_dtype_and_is_zero():
         assert not actual[key].any(), key
 
 
-def test_storage_is_time_major():
-    rollout = allocate(NESTED, extra_fields={"u": ((4,), torch.float32)})
-    for key, value in leaves(rollout).items():
-        assert value.transpose(0, 1).is_contiguous(), key
-    storages = {value.untyped_storage().data_ptr() for value in leaves(rollout).values()}
-    assert len(storages) == len(leaves(rollout))
-
-
 @pytest.mark.parametrize(
     ("space", "spec"),
     [
@@ -127,53 +118,6 @@ def test_a_space_that_is_no_array_is_refused(space):
 def test_a_refused_space_deep_in_a_tree_is_found():
     with refused(names="Text"):
         allocate(Dict({"a": Dict({"instruction": gymnasium.spaces.Text(5)})}))
-
-
-def test_step_views_write_through_contiguously():
-    rollout = allocate(NESTED)
-    views = step_views(rollout)
-    assert len(views) == T + 1
-    for t, view in enumerate(views):
-        assert view.batch_size == (N,)
-        view.get("reward").copy_(torch.arange(N) * 10.0 + t)
-        view.get("observation").get("arm").get("q").fill_(t)
-        assert all(value.is_contiguous() for value in leaves(view).values())
-    expected = torch.arange(N)[:, None] * 10.0 + torch.arange(T + 1)
-    assert torch.equal(rollout["reward"], expected)
-    assert torch.equal(
-        rollout["observation", "arm", "q"][0, :, 0], torch.arange(T + 1, dtype=torch.float32)
-    )
-
-
-def test_time_major_twice_is_the_same_data():
-    rollout = allocate(NESTED)
-    swapped = time_major(rollout)
-    assert swapped.batch_size == swapped["observation", "arm"].batch_size == (T + 1, N)
-    swapped["observation", "goal"][2, 1] = 6
-    assert rollout["observation", "goal"][1, 2] == 6
-    back = leaves(time_major(swapped))
-    for key, value in leaves(rollout).items():
-        assert back[key].data_ptr() == value.data_ptr()
-        assert back[key].stride() == value.stride()
-
-
-def test_copy_tree_copies_in_place_and_converts():
-    target = step_views(allocate(NESTED))[0]["observation"]
-    before = {key: value.data_ptr() for key, value in leaves(target).items()}
-    NESTED.seed(0)
-    rows = [NESTED.sample() for _ in range(N)]
-    source = {
-        "image": torch.stack([torch.from_numpy(row["image"]) for row in rows]),
-        "goal": torch.tensor([int(row["goal"]) for row in rows]),
-        "arm": {
-            key: torch.stack([torch.from_numpy(row["arm"][key]) for row in rows])
-            for key in ("q", "touch")
-        },
-    }
-    copy_tree(target, source)
-    assert torch.equal(target["image"], source["image"])
-    assert torch.equal(target["arm", "q"], source["arm"]["q"].float())
-    assert {key: value.data_ptr() for key, value in leaves(target).items()} == before
 
 
 def test_copy_tree_refuses_an_observation_that_lacks_a_part():
@@ -266,14 +210,6 @@ def test_the_fields_of_a_minibatch_belong_together():
     )
 
 
-def test_minibatches_of_a_tree():
-    rollout = allocate(NESTED)
-    rollout["reward"].copy_(numbered()["reward"])
-    rollout["observation", "arm", "q"].copy_(rollout["reward"][..., None].expand(-1, -1, 2))
-    for batch in shuffled(rollout, 4, keys=("reward", "observation")):
-        assert torch.equal(batch["observation", "arm", "q"][:, 1], batch["reward"])
-
-
 def test_passes_are_shuffled_anew_and_repeat_with_the_generator():
     def order(seed):
         return torch.cat([batch["reward"] for batch in shuffled(numbered(), 4, seed)]).tolist()
@@ -287,30 +223,6 @@ def test_passes_are_shuffled_anew_and_repeat_with_the_generator():
     assert order(0) == first
     stream.set_state(state)
     assert order(stream) == second
-
-
-def test_every_transition_can_come_first():
-    stream = torch.Generator().manual_seed(0)
-    firsts = [float(shuffled(numbered(), 1, stream)[0]["reward"]) for _ in range(200)]
-    assert set(firsts) == set(transition_numbers())
-
-
-def test_shuffling_draws_nothing_from_the_global_stream():
-    before = torch.get_rng_state()
-    shuffled(numbered(), 4)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_minibatches_are_copies():
-    rollout = numbered()
-    for batch in shuffled(rollout, 4):
-        batch["reward"].zero_()
-    assert torch.equal(rollout["reward"], numbered()["reward"])
-
-
-def test_an_unknown_field_is_named():
-    with pytest.raises(KeyError, match="advantage"):
-        shuffled(numbered(), 4, keys=("reward", "advantage"))
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])

@@ -170,32 +170,6 @@ def test_a_compiled_update_is_one_graph(traced_only):
     assert [key[1] for key in module.learner.graphs._compiled] == ["sequence"]
 
 
-def test_an_actor_moves_no_critic_and_leaves_no_gradient_there():
-    module = built(SAC, SquashedActorCritic, torch.float32, False)
-    before = [p.clone() for p in module.policy.critic.parameters()]
-    module.updates["actor"](tensors(drawn(np.random.default_rng(2)), torch.float32))
-    for old, parameter in zip(before, module.policy.critic.parameters(), strict=True):
-        assert torch.equal(old, parameter)
-        assert parameter.grad is None
-
-
-def test_a_log_prob_near_the_bounds_is_finite_and_right():
-    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
-    noise = torch.tensor([[30.0, -30.0]])
-    torch.nn.init.zeros_(policy.actor[-1].weight)
-    with torch.no_grad():
-        policy.actor[-1].bias.copy_(torch.tensor([9.0, -9.0, -1.5, -1.5]))
-        unit, log_prob = policy.draw_unit(
-            TensorDict({"observation": torch.zeros(1, 3)}, [1]), noise
-        )
-    std = np.exp(-1.5)
-    u = np.array([9.0 + 30.0 * std, -9.0 - 30.0 * std])
-    slope = 2 * (np.log(2.0) - np.abs(u)) - 2 * np.log1p(np.exp(-2 * np.abs(u)))
-    wanted = (-0.5 * 30.0**2 + 1.5 - 0.5 * np.log(2 * np.pi) - slope).sum()
-    assert unit.abs().max() <= 1.0
-    np.testing.assert_allclose(log_prob.item(), wanted, rtol=1e-6)
-
-
 def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
     policy = SquashedActorCritic(
         OBSERVATION_SPACE, SPACE, (8,), num_critics=3, critic_normalization="layer"

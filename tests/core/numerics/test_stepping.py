@@ -1,9 +1,7 @@
 """The loop that training, evaluation and recording share, and what it carries: a policy's state."""
 
 from functools import partial
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
@@ -11,8 +9,6 @@ from gymnasium.spaces import Discrete
 from lightning_rl import AsyncCollector, PolicyWrapper, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.collectors.first_episodes import FirstEpisodes
-from lightning_rl.collectors.loop import run_steps
 from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector, train
 from tests.messages import refused
@@ -79,20 +75,6 @@ def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, rese
     assert (ages == {0.0}) == reset, "rollouts begin within episodes"
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_a_state_goes_on_in_the_background(staleness):
-    env = clock(3)
-    policy = policy_for(env)
-    collector = make_collector(
-        AsyncCollector, env, policy, 7, 1, max_staleness=staleness, timeout_s=20
-    )
-    for _ in range(6):
-        check_state(collector.collect())
-        policy.version += 1
-        collector.publish()
-    collector.close()
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_collector_has_the_state(background):
     make = partial(AsyncCollector, max_staleness=0, timeout_s=20) if background else SyncCollector
@@ -148,65 +130,6 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
         make_collector(SyncCollector, env, policy_for(env, make), 7, seed=1).collect()
 
 
-def log():
-    """Make what writes down what it is asked for."""
-    calls = []
-
-    def step(t):
-        calls.append(("step", t))
-        return {"t": t}
-
-    return SimpleNamespace(
-        calls=calls,
-        before=lambda t: calls.append(("before", t)),
-        act=lambda t: calls.append(("act", t)),
-        step=step,
-    )
-
-
-def test_each_step_is_announced_acted_and_taken_and_no_more_than_are_looked_at():
-    loop = log()
-    for t, info in run_steps(loop, loop, 9, before=loop.before):
-        assert info == {"t": t}
-        loop.calls.append(("look", t))
-        if t == 1:
-            break
-    assert loop.calls == [(kind, t) for t in (0, 1) for kind in ("before", "act", "step", "look")]
-
-
-def test_what_announcing_a_step_raises_ends_the_loop():
-    def stop(t):
-        if t == 2:
-            raise KeyError("enough")
-
-    loop = log()
-    with pytest.raises(KeyError, match="enough"):
-        list(run_steps(loop, loop, 9, before=stop))
-    assert len(loop.calls) == 4
-
-
-def test_first_episodes_end_by_themselves_or_are_cut():
-    env = clock(4)
-    lengths = env.reset(seed=[1, 2, 1, 1])[0][:, 1]
-
-    def play(max_steps):
-        playing = FirstEpisodes(env, lambda x, running: torch.zeros(4).long(), [1, 2], max_steps)
-        return [
-            (playing.counted.tolist(), playing.running.tolist(), playing.reward.shape)
-            for _ in playing
-        ]
-
-    steps = play(100)
-    assert len(steps) == lengths[:2].max()
-    for t, (counted, running, shape) in enumerate(steps):
-        assert counted == [*(t < lengths[:2]).tolist(), False, False]
-        assert running == [*(t + 1 < lengths[:2]).tolist(), False, False]
-        assert shape == (4,)
-    cut = play(2)
-    assert cut[0] == steps[0]
-    assert cut[1] == (steps[1][0], [False] * 4, (4,))
-
-
 class Every(SyncCollector):
     """A collector of somebody's own: it hands out every second rollout."""
 
@@ -234,26 +157,3 @@ def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
     assert context.num_steps == datamodule.buffer_size
     assert context.episode_settings is module.episode_settings
     assert context.phase == trainer.profiler.profile
-
-
-def test_a_collector_has_the_plan_and_the_timer_from_the_start():
-    env = clock(2)
-    times = []
-
-    def phase(name):
-        times.append(name)
-        return np.errstate()  # some context
-
-    episode_settings = EpisodeSettings(first_episode_only=True)
-    collector = make_collector(
-        SyncCollector,
-        env,
-        policy_for(env),
-        9,
-        seed=1,
-        episode_settings=episode_settings,
-        phase=phase,
-    )
-    steps = collector.collect().batch_size[1] - 1
-    assert steps < 9
-    assert times == ["inference", *["inference", "env"] * steps, "inference"]
