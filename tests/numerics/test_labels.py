@@ -109,37 +109,6 @@ def test_a_share_is_positive_and_what_somebody_did_who_took_over():
     )
 
 
-@pytest.mark.parametrize("finalise", [True, False])
-def test_what_is_written_is_read_again(tmp_path, finalise):
-    path = tmp_path / "data"
-    writer = record(path, finalise=finalise)
-    del writer
-    before = read_episodes(path)
-    found = label(path, gamma=0.9, n_steps=2, positive=0.4)
-    assert (found.episodes, found.successes, found.failures, found.steps) == (5, 3, 2, 20)
-    episodes = read_episodes(path)
-    rewards = [success_reward(n, s, 6, 6) for n, s in zip(LENGTHS, SUCCESS, strict=True)]
-    returns = [torch.tensor(by_definition(one.tolist(), 0.9)) for one in rewards]
-    mean = torch.cat(returns).mean()
-    advantages = [step_advantage(one, mean.expand(len(one)), 0.9, 2) for one in returns]
-    taken_over = torch.cat([episode.intervened for episode in episodes])
-    good, _ = positive_steps(torch.cat(advantages).double(), taken_over, 0.4)
-    good = good.split(LENGTHS)
-    for i, (old, new) in enumerate(zip(before, episodes, strict=True)):
-        torch.testing.assert_close(new.extra["reward"], rewards[i].float())
-        torch.testing.assert_close(new.extra["return"], returns[i].float())
-        torch.testing.assert_close(new.extra["value"], mean.float().expand(LENGTHS[i]))
-        torch.testing.assert_close(new.extra["advantage"], advantages[i].float())
-        assert new.extra["advantage_positive"].bool().tolist() == good[i].tolist()
-        assert torch.equal(old.observation, new.observation)
-        assert torch.equal(old.reward, new.reward)
-        assert old.success == new.success
-        assert torch.equal(old.intervened, new.intervened)
-    assert found.positive == int(torch.cat(good).sum())
-    keyed = read_episodes(path, {"complementary_info.reward": "reward"})
-    torch.testing.assert_close(keyed[1].reward, rewards[1].float())
-
-
 def test_success_is_said_anew(tmp_path):
     path = tmp_path / "data"
     record(path, success=(None, True, None, False, None))

@@ -26,12 +26,11 @@ from lightning_rl import (
     PushBlocks,
     RealTime,
     ResNet18,
-    load_policy,
 )
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 from lightning_rl.extensions.vla.lerobot.directory import read_directory
-from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
+from lightning_rl.extensions.vla.lerobot.processors import Processors
 from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
 from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, filled_in, pixels_of, recipes, weights_of
@@ -118,20 +117,6 @@ def test_inputs_and_actions_are_those_of_lerobot(name, place, tmp_path):
             old, new = load_file(file), load_file(again)
             assert old.keys() == new.keys()
             assert all(torch.equal(old[key], new[key]) for key in old), file.name
-
-
-@pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX", "QUANTILES"])
-def test_normalisers_follow_their_formulas_and_invert_them(mode):
-    first, second = np.array([-1.0, 0.5, 2.0]), np.array([3.0, 0.7, 2.0])
-    value = np.array([[0.3, 0.9, 2.5], [-2.0, 0.1, 2.0]])
-    span = second if mode == "MEAN_STD" else np.where(second == first, 1e-8, second - first)
-    wanted = (value - first) / (span + 1e-8)
-    if mode != "MEAN_STD":
-        wanted = 2 * (value - first) / span - 1
-    one = Normalizer(mode, torch.tensor(first), torch.tensor(second), 1e-8)
-    normal = one(torch.tensor(value))
-    np.testing.assert_allclose(normal, wanted, rtol=1e-12)
-    np.testing.assert_allclose(one.inverse(normal), value, rtol=1e-6)
 
 
 BIAS = "model.action_head.bias"
@@ -325,23 +310,6 @@ def assert_resumes_exactly(tmp_path, *run):
     fit(tmp_path / "cut", *run, ckpt_path=last(tmp_path / "cut"))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     return whole
-
-
-def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
-    make = partial(LeRobotPolicy, path=str(place("act")))
-    before = LeRobotPolicy(path=str(place("act"))).state_dict()
-    trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
-    moved = [k for k, v in trained.state_dict().items() if not torch.equal(v, before[k])]
-    assert "backbone.network.action_head.weight" in moved
-    assert not [name for name in moved if "vae_encoder" in name], "acting does not use it"
-    observation = dict(trained.observation_space.sample())
-    acting = load_policy(tmp_path / "whole")
-    td = TensorDict(
-        {"observation": {k: torch.tensor(v)[None] for k, v in observation.items()}}, [1]
-    )
-    with torch.no_grad():
-        wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
-    np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
 
 
 def push_blocks(num_envs):

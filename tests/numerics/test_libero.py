@@ -9,7 +9,7 @@ import pytest
 from scripts.libero_experts import TASKS, play
 
 from lightning_rl import LiberoEnv
-from lightning_rl.extensions.libero.env import LiberoTask, axis_angle, listed_task
+from lightning_rl.extensions.libero.env import LiberoTask, axis_angle
 from tests.messages import refused
 
 HAS_WHEELS = importlib.util.find_spec("libero") is not None
@@ -94,18 +94,6 @@ def test_two_processes_begin_alike_whatever_happened_before():
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         cold, warm = pool.map(settled, [False, True])
     assert cold == warm
-
-
-@needs_wheels
-@pytest.mark.parametrize("task_id", range(10))
-def test_a_state_that_is_set_is_the_listed_one(task_id):
-    env = LiberoTask("libero_spatial", task_id, cameras=(), size=64, objects=True, relative=True)
-    states = listed_task("libero_spatial", task_id).states
-    simulation = env.simulation()
-    simulation.reset()
-    simulation.set_init_state(states[1])
-    assert np.abs(simulation.get_sim_state() - states[1]).max() <= 1e-9
-    env.close()
 
 
 @needs_wheels

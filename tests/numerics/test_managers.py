@@ -84,16 +84,6 @@ def beyond(env, at, entry="x"):
     return env.state[entry][:, 0] > at
 
 
-def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
-    def fails(env):
-        raise AssertionError
-
-    env = Drift(3, rewards={"step": STEP, "off": Reward(fails, weight=0.0)})
-    _, ((_, reward, *_, info),) = played(env, 1)
-    torch.testing.assert_close(reward, torch.full((3,), 1.0))
-    assert info["rewards"].keys() == {"step"}
-
-
 @pytest.mark.parametrize(
     ("make", "step_dt"),
     [
@@ -119,21 +109,6 @@ def test_rewards_per_second_are_those_of_a_step_times_its_seconds(make, step_dt)
     torch.testing.assert_close(sum(per_second[4]["rewards"].values()), per_second[1])
 
 
-@pytest.mark.parametrize("ends", ["terminated", "success", "fail", "truncated", "nothing"])
-def test_an_end_has_the_outcome_that_its_term_says(ends):
-    env = Drift(
-        2, terminations={"far": Termination(beyond, {"at": 3.5}, ends)}, metrics={"x": Metric(x_of)}
-    )
-    _, steps = played(env, 2)
-    *_, terminated, truncated, info = steps[-1]
-    assert not steps[0][2].any()
-    assert terminated.all() == (ends in ("terminated", "success", "fail"))
-    assert truncated.all() == (ends == "truncated")
-    assert ("success" in info) == (ends in ("success", "nothing"))
-    assert info.get("success", torch.ones(1)).all()
-    assert (info["metrics"]["x"] > 3.5).all()  # of the end, not of the next start
-
-
 def test_a_failure_is_no_success():
     ends = {
         "a": Termination(beyond, {"at": 0.0}, "success"),
@@ -144,27 +119,6 @@ def test_a_failure_is_no_success():
     assert terminated.all()
     assert not info["success"].any()
     assert reward.tolist() == [-1.0, -1.0]
-
-
-def test_a_startup_event_holds_for_an_env_and_a_reset_event_for_an_episode():
-    def gains(mode):
-        event = Event(
-            "randomize", {"name": "gain", "low": 0.5, "high": 1.5, "operation": "scale"}, mode
-        )
-        env = Drift(4, steps=1, events={"gain": event})
-        found = []
-        for _ in range(3):
-            env.reset(seed=None if found else 7)
-            found.append(env.state["gain"].clone())
-            env.step(torch.zeros(4, 1))
-            assert torch.equal(env.state["gain"] == found[-1], torch.full((4,), mode == "startup"))
-        return torch.stack(found)
-
-    startup, reset = gains("startup"), gains("reset")
-    assert ((startup >= 0.5 * GAIN) & (startup < 1.5 * GAIN)).all()
-    assert (startup == startup[0]).all()
-    assert startup[0].unique().numel() == reset[:, 0].unique().numel() + 1 == 4
-    assert reset.unique().numel() == 12
 
 
 def test_an_interval_event_fires_in_each_env_at_times_of_its_own():

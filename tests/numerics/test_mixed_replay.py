@@ -87,19 +87,6 @@ def test_where_one_is_empty_all_are_the_others_and_the_charts_say_so(ratio):
     }
 
 
-def test_the_fields_of_a_minibatch_are_the_same_wherever_its_samples_are_from():
-    """A field that only one has is zero in the other's samples, not shorter; in one order, as graphs want it."""
-    replay = mixed(num_envs=2)
-    stream = Stream(VECTOR, 2, seed=1)  # nobody can take over
-    replay.extend(stream.next(4))
-    (alone,) = replay.batches(1, 6)
-    replay.offline.extend(Stream(VECTOR, 1, seed=2, person=True).next(4))
-    (both,) = replay.batches(1, 6)
-    assert list(alone.keys()) == list(both.keys()) == [*FIELDS, "intervened", "penalty"]
-    assert all(value.shape[:1] == (6,) for value in both.values())
-    assert not both["intervened"][:3].any()
-
-
 def test_an_intervention_is_in_both_with_what_was_executed_and_what_truly_followed():
     """Its last step goes on to where it ended, not to where the next one begins; a time limit not to the reset."""
     replay = mixed(SCALAR, 1, online_ratio=0.0)
