@@ -30,7 +30,6 @@ from lightning_rl.collectors import SyncCollector
 from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.extensions.tasks.base import Pictures
-from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import FinalObservationWriter, next_observations
@@ -327,10 +326,6 @@ UNREWARDED = after(
         ({"data": {"collector": UNREWARDED}}, ("rewards", "0")),
         ({"policy": {"policy_class": ActorCritic}}, "SquashedActorCritic"),
         ({"policy": {"memory": GRU}}, "memory, value_atoms"),
-        ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, "memory, value_atoms"),
-        ({"model": {"expectile": 0.4}}, "expectile"),
-        ({"model": {"actions_within": 1.0}}, "actions_within"),
-        ({"model": {"gae_lambda": 1.1}}, "gae_lambda"),
         ({"data": {"collector": SyncCollector, "offline": True}}, "data.collector"),
         ({"env": None}, ("data.env", "data.offline: true")),
     ],

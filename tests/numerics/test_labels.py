@@ -257,9 +257,6 @@ def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
         ),
         pytest.param("--success 1 --failure 1", ("episode", "once"), id="both"),
         pytest.param("--failure x", ("--failure", "all", "x"), id="no number"),
-        pytest.param("--positive 1.5", ("positive", "(0, 1)", "1.5"), id="share"),
-        pytest.param("--gamma 1.5", ("gamma", "[0, 1]", "1.5"), id="gamma"),
-        pytest.param("--n_steps 0", ("n_steps", "at least 1", "0"), id="steps"),
     ],
 )
 def test_what_cannot_be_labelled_is_one_message_and_status_1(

@@ -50,7 +50,6 @@ def test_without_its_wheels_it_names_its_environment():
     [
         ({"cameras": ()}, ("cameras", "objects")),
         ({"cameras": ("agentview",)}, ("cameras", "agentview", "image", "image2")),
-        ({"size": 0}, ("size", 0)),
     ],
 )
 def test_settings_are_refused_by_name(settings, names):
@@ -64,7 +63,6 @@ def test_settings_are_refused_by_name(settings, names):
     [
         ("libero_objects", 0, ("libero_objects", "libero_object")),
         ("libero_object", 10, ("task_id", 10, "libero_object", 9)),
-        ("libero_object", -1, ("task_id", -1)),
     ],
 )
 def test_unknown_tasks_are_refused_by_name(suite, task_id, names):

@@ -8,7 +8,6 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import (
-    CartPole,
     GymnasiumEnv,
     ManagedEnv,
     PushCube,
@@ -32,7 +31,6 @@ from lightning_rl.extensions.managers.term import (
     Reward,
     Termination,
 )
-from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system.errors import EnvFaultError
 from tests.helpers import assert_same
 from tests.messages import refused
@@ -87,21 +85,15 @@ def beyond(env, at, entry="x"):
 @pytest.mark.parametrize(
     ("make", "step_dt"),
     [
-        (
-            lambda **kwargs: Drift(
-                3, rewards={"step": STEP, "alive": Reward("constant")}, **kwargs
-            ),
-            0.1,
-        ),
-        (lambda **kwargs: PushCube(3, **kwargs), 1 / PushCube.render_fps),
-        (lambda **kwargs: TermWrapper(3, PENDULUM, rewards={"env": 2.0}, **kwargs), 1 / 30),
-        (lambda **kwargs: Quadruped(3, **kwargs), 0.05),
+        (partial(Drift, rewards={"step": STEP, "alive": Reward("constant")}), 0.1),
+        (PushCube, 1 / PushCube.render_fps),
+        (partial(TermWrapper, env=PENDULUM, rewards={"env": 2.0}), 1 / 30),
+        (Quadruped, 0.05),
     ],
-    ids=["a task of terms", "a task of the package", "around Gymnasium", "MuJoCo"],
 )
 def test_rewards_per_second_are_those_of_a_step_times_its_seconds(make, step_dt):
     (*_, plain), (*_, per_second) = (
-        played(make(rewards_per_second=value), 2)[1] for value in (False, True)
+        played(make(3, rewards_per_second=value), 2)[1] for value in (False, True)
     )
     torch.testing.assert_close(per_second[1], plain[1] * step_dt)
     for name, value in plain[4]["rewards"].items():
@@ -307,42 +299,9 @@ def test_actions_side_by_side_drive_joints_of_their_own():
             id="a level that is not there",
         ),
         pytest.param(
-            lambda: Drift(
-                1,
-                events={
-                    "e": Event("randomize", {"name": "x", "low": 0, "high": 1}, every_s=(1, 2))
-                },
-            ),
-            ("'e' of events", "every_s and at_reset", "interval"),
-            id="times of a reset",
-        ),
-        pytest.param(lambda: Noise(0.1, 0.1), "std or uniform", id="both kinds of noise"),
-        pytest.param(
-            lambda: PushCube(
-                1, pictures=Pictures(), observations={"a": {"own": Observation("task_observation")}}
-            ),
-            ("`pictures`", "`observations`"),
-            id="pictures and terms",
-        ),
-        pytest.param(
-            lambda: CartPole(1, action=Position(drives=["slider"])),
-            ("CartPole", "drives: ['slider']", "Position"),
-            id="drives of a task without names",
-        ),
-        pytest.param(
-            lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
-            ("Position: scale", "2", "[1.0, 2.0, 3.0]"),
-            id="other numbers of scales",
-        ),
-        pytest.param(
             lambda: TermWrapper(1, PENDULUM, action=DeltaPosition()),
             ("DeltaPosition", "allowed: Position"),
             id="an action that needs the state",
-        ),
-        pytest.param(
-            lambda: TermWrapper(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
-            ("terminations", "GymnasiumEnv"),
-            id="ends of an env that cannot reset rows",
         ),
     ],
 )

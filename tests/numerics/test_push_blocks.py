@@ -1,6 +1,5 @@
 """The task of pictures and instructions: who is pushed where, and what is seen of it."""
 
-import pytest
 import torch
 
 from lightning_rl import PushBlocks
@@ -44,15 +43,14 @@ def test_reward_terms_add_up_and_can_be_switched_on():
     assert (total > 1.0 + 2.0 * 0.25 - 1e-4).all()
 
 
-@pytest.mark.parametrize("shift", [1, 2, 3])
-def test_doing_what_was_not_asked_for_ends_the_episode_without_success(shift):
+def test_doing_what_was_not_asked_for_ends_the_episode_without_success():
     """Whoever acts on another instruction fails at once, and does not blunder into success."""
     env = PushBlocks(100)
     env.reset(seed=7)
     mistaken, succeeded = torch.zeros(2, 100, dtype=torch.bool)
     for _ in range(30):
         misled = env.state.clone()
-        misled["task"] = (misled["task"] + shift) % 4
+        misled["task"] = (misled["task"] + 1) % 4
         running = ~(mistaken | succeeded)
         _, reward, terminated, _, info = env.step(env.expert(misled))
         mistake = info["metrics"]["mistake"].bool()
