@@ -1,6 +1,5 @@
 """A gripper beside an arm: one convention of commands, penalties from the env to each update, and its neighbours."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,8 +28,6 @@ from tests.envs import ScriptedEnv
 from tests.helpers import last, train
 from tests.messages import refused
 from tests.q_references import DoubleQReference, SACReference
-
-alone = partial(arms.helped_arm, env_kwargs={"helped": False})
 
 
 def policy():
@@ -101,7 +98,7 @@ def test_penalties_of_each_step_are_in_the_rollout():
 
 
 def test_they_are_summed_as_rewards_are():
-    env = alone(1)
+    env = arms.helped_arm(1, env_kwargs={"helped": False})
     replay = ReplayBuffer(arms.OBSERVATION, arms.ACTION, 1, capacity=10)
     rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 1, 3, extra_fields=env.extra_fields)
     rollout["observation"][0, :, 0] = torch.arange(4.0)

@@ -41,7 +41,7 @@ LENGTHS = (3, 5, 4, 6, 2)
 SUCCESS = (True, False, True, False, True)
 
 
-def record(path, lengths=LENGTHS, success=SUCCESS, task="balance", *, reward=1.0, finalise=True):
+def record(path, lengths=LENGTHS, success=SUCCESS, task="balance", *, reward=1.0):
     writer = EpisodeWriter(path, *SPACES, 50, task)
     generator = np.random.default_rng(len(lengths))
     for length, succeeded in zip(lengths, success, strict=True):
@@ -49,9 +49,7 @@ def record(path, lengths=LENGTHS, success=SUCCESS, task="balance", *, reward=1.0
             seen = generator.normal(size=4).astype(np.float32)
             writer.add(seen, t % 2, reward * t, t == length - 1, False, intervened=t == 1)
         writer.end_episode(np.zeros(4), succeeded)
-    if finalise:
-        writer.finalise()
-    return writer
+    writer.finalise()
 
 
 def label(path, success=(), failure=(), **settings):
@@ -107,18 +105,6 @@ def test_a_share_is_positive_and_what_somebody_did_who_took_over():
     assert not positive_steps(torch.ones(5), torch.zeros(5, dtype=torch.bool), 0.3)[0].any(), (
         "a tie with the threshold is not above it"
     )
-
-
-def test_success_is_said_anew(tmp_path):
-    path = tmp_path / "data"
-    record(path, success=(None, True, None, False, None))
-    with refused(names=("episodes 0, 2, 4", "--success", "--reward env")):
-        label(path)
-    assert "reward" not in read_episodes(path)[0].extra, "nothing is written"
-    label(path, success=[0, 3], failure="all")
-    assert [one.success for one in read_episodes(path)] == [True, False, False, True, False]
-    label(path, success=[1])
-    assert [one.success for one in read_episodes(path)] == [True, True, False, True, False]
 
 
 def test_what_is_recorded_into_it_later_is_not_labelled_until_it_is(dataset):
