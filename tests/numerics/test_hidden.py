@@ -12,10 +12,8 @@ from tests.messages import refused
 
 @pytest.mark.parametrize("entries", [[1, 3], [-1, 1]])
 def test_what_is_left_is_what_the_others_were(entries):
-    plain, hidden = (
-        gymnasium.make("CartPole-v1"),
-        PartialObservation(gymnasium.make("CartPole-v1"), entries),
-    )
+    plain = gymnasium.make("CartPole-v1")
+    hidden = PartialObservation(gymnasium.make("CartPole-v1"), entries)
     seen, left = plain.reset(seed=1)[0], hidden.reset(seed=1)[0]
     np.testing.assert_array_equal(left, seen[[0, 2]])
     seen, left = plain.step(1)[0], hidden.step(1)[0]
@@ -32,6 +30,5 @@ def test_entries_that_are_not_there_or_all_of_them_are_refused(entries):
 
 
 def test_what_is_not_flat_is_refused():
-
     with refused(names=("PartialObservation", "Box", "gymnasium.wrappers.FlattenObservation")):
         PartialObservation(ScriptedEnv(Box(0, 1, (2, 2))), [0])

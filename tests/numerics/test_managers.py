@@ -8,7 +8,6 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import (
-    CartPole,
     GymnasiumEnv,
     ManagedEnv,
     PushCube,
@@ -32,7 +31,6 @@ from lightning_rl.extensions.managers.term import (
     Reward,
     Termination,
 )
-from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system.errors import EnvFaultError
 from tests.helpers import assert_same
 from tests.messages import refused
@@ -84,54 +82,23 @@ def beyond(env, at, entry="x"):
     return env.state[entry][:, 0] > at
 
 
-def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
-    def fails(env):
-        raise AssertionError
-
-    env = Drift(3, rewards={"step": STEP, "off": Reward(fails, weight=0.0)})
-    _, ((_, reward, *_, info),) = played(env, 1)
-    torch.testing.assert_close(reward, torch.full((3,), 1.0))
-    assert info["rewards"].keys() == {"step"}
-
-
 @pytest.mark.parametrize(
     ("make", "step_dt"),
     [
-        (
-            lambda **kwargs: Drift(
-                3, rewards={"step": STEP, "alive": Reward("constant")}, **kwargs
-            ),
-            0.1,
-        ),
-        (lambda **kwargs: PushCube(3, **kwargs), 1 / PushCube.render_fps),
-        (lambda **kwargs: TermWrapper(3, PENDULUM, rewards={"env": 2.0}, **kwargs), 1 / 30),
-        (lambda **kwargs: Quadruped(3, **kwargs), 0.05),
+        (partial(Drift, rewards={"step": STEP, "alive": Reward("constant")}), 0.1),
+        (PushCube, 1 / PushCube.render_fps),
+        (partial(TermWrapper, env=PENDULUM, rewards={"env": 2.0}), 1 / 30),
+        (Quadruped, 0.05),
     ],
-    ids=["a task of terms", "a task of the package", "around Gymnasium", "MuJoCo"],
 )
 def test_rewards_per_second_are_those_of_a_step_times_its_seconds(make, step_dt):
     (*_, plain), (*_, per_second) = (
-        played(make(rewards_per_second=value), 2)[1] for value in (False, True)
+        played(make(3, rewards_per_second=value), 2)[1] for value in (False, True)
     )
     torch.testing.assert_close(per_second[1], plain[1] * step_dt)
     for name, value in plain[4]["rewards"].items():
         torch.testing.assert_close(per_second[4]["rewards"][name], value * step_dt)
     torch.testing.assert_close(sum(per_second[4]["rewards"].values()), per_second[1])
-
-
-@pytest.mark.parametrize("ends", ["terminated", "success", "fail", "truncated", "nothing"])
-def test_an_end_has_the_outcome_that_its_term_says(ends):
-    env = Drift(
-        2, terminations={"far": Termination(beyond, {"at": 3.5}, ends)}, metrics={"x": Metric(x_of)}
-    )
-    _, steps = played(env, 2)
-    *_, terminated, truncated, info = steps[-1]
-    assert not steps[0][2].any()
-    assert terminated.all() == (ends in ("terminated", "success", "fail"))
-    assert truncated.all() == (ends == "truncated")
-    assert ("success" in info) == (ends in ("success", "nothing"))
-    assert info.get("success", torch.ones(1)).all()
-    assert (info["metrics"]["x"] > 3.5).all()  # of the end, not of the next start
 
 
 def test_a_failure_is_no_success():
@@ -144,27 +111,6 @@ def test_a_failure_is_no_success():
     assert terminated.all()
     assert not info["success"].any()
     assert reward.tolist() == [-1.0, -1.0]
-
-
-def test_a_startup_event_holds_for_an_env_and_a_reset_event_for_an_episode():
-    def gains(mode):
-        event = Event(
-            "randomize", {"name": "gain", "low": 0.5, "high": 1.5, "operation": "scale"}, mode
-        )
-        env = Drift(4, steps=1, events={"gain": event})
-        found = []
-        for _ in range(3):
-            env.reset(seed=None if found else 7)
-            found.append(env.state["gain"].clone())
-            env.step(torch.zeros(4, 1))
-            assert torch.equal(env.state["gain"] == found[-1], torch.full((4,), mode == "startup"))
-        return torch.stack(found)
-
-    startup, reset = gains("startup"), gains("reset")
-    assert ((startup >= 0.5 * GAIN) & (startup < 1.5 * GAIN)).all()
-    assert (startup == startup[0]).all()
-    assert startup[0].unique().numel() == reset[:, 0].unique().numel() + 1 == 4
-    assert reset.unique().numel() == 12
 
 
 def test_an_interval_event_fires_in_each_env_at_times_of_its_own():
@@ -353,42 +299,9 @@ def test_actions_side_by_side_drive_joints_of_their_own():
             id="a level that is not there",
         ),
         pytest.param(
-            lambda: Drift(
-                1,
-                events={
-                    "e": Event("randomize", {"name": "x", "low": 0, "high": 1}, every_s=(1, 2))
-                },
-            ),
-            ("'e' of events", "every_s and at_reset", "interval"),
-            id="times of a reset",
-        ),
-        pytest.param(lambda: Noise(0.1, 0.1), "std or uniform", id="both kinds of noise"),
-        pytest.param(
-            lambda: PushCube(
-                1, pictures=Pictures(), observations={"a": {"own": Observation("task_observation")}}
-            ),
-            ("`pictures`", "`observations`"),
-            id="pictures and terms",
-        ),
-        pytest.param(
-            lambda: CartPole(1, action=Position(drives=["slider"])),
-            ("CartPole", "drives: ['slider']", "Position"),
-            id="drives of a task without names",
-        ),
-        pytest.param(
-            lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
-            ("Position: scale", "2", "[1.0, 2.0, 3.0]"),
-            id="other numbers of scales",
-        ),
-        pytest.param(
             lambda: TermWrapper(1, PENDULUM, action=DeltaPosition()),
             ("DeltaPosition", "allowed: Position"),
             id="an action that needs the state",
-        ),
-        pytest.param(
-            lambda: TermWrapper(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
-            ("terminations", "GymnasiumEnv"),
-            id="ends of an env that cannot reset rows",
         ),
     ],
 )

@@ -72,11 +72,6 @@ def test_log_probs_and_entropies_are_those_of_what_is_left():
     ("mask", "action_space", "message"),
     [
         (MultiBinary(4), Discrete(5), ("'action_mask'", "Discrete(5)", "5 categories", "(5,)")),
-        (
-            MultiBinary(5),
-            MultiDiscrete([3, 4]),
-            ("'action_mask'", "MultiDiscrete([3 4])", "3 + 4 categories", "(7,)"),
-        ),
         (Box(0, 1, (5,)), Discrete(5), ("'action_mask'", "MultiBinary", "Box")),
         (MultiBinary(2), STATE, ("'action_mask'", "Box(-1.0, 1.0, (3,), float32)")),
     ],

@@ -1,4 +1,3 @@
-import io
 from functools import partial
 
 import numpy as np
@@ -27,15 +26,6 @@ def feed(moments, data):
     return moments
 
 
-def reload(source):
-    """Bring a state over as a checkpoint does."""
-    file, target = io.BytesIO(), RewardNormalizer()
-    torch.save(source.state_dict(), file)
-    file.seek(0)
-    target.load_state_dict(torch.load(file, weights_only=True))
-    return target
-
-
 @pytest.mark.parametrize("sizes", [(50,), (1, 1, 1, 1), (1, 500, 3, 64, 2), (7,) * 40])
 def test_merged_moments_are_those_of_all_the_data(sizes):
     data = batches(sizes)
@@ -52,12 +42,11 @@ def test_moments_far_from_zero_keep_their_variance():
     np.testing.assert_allclose(moments.var, data.astype(np.float64).var(0), rtol=1e-3)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_batch_that_is_not_finite_is_left_out(bad, first):
+def test_a_batch_that_is_not_finite_is_left_out(first):
     good = batches((20, 30))
     spoilt = good[0].copy()
-    spoilt[4, 1] = bad
+    spoilt[4, 1] = np.nan
     data = [spoilt, *good] if first else [good[0], spoilt, good[1]]
     expected, moments = feed(RunningMoments(3), good), feed(RunningMoments(3), data)
     assert_same(expected.state_dict(), moments.state_dict())
@@ -73,83 +62,26 @@ def test_observations_are_scaled_and_clipped():
     np.testing.assert_allclose(normalizer(x), exact.clip(-2, 2), rtol=1e-4, atol=1e-4)
 
 
-def test_a_constant_observation_becomes_zero():
-    normalizer = feed(ObservationNormalizer(2), [np.full((50, 2), 3.0)])
-    assert not normalizer(torch.full((4, 2), 3.0)).any()
-    assert normalizer(torch.full((4, 2), 4.0)).tolist() == [[10.0, 10.0]] * 4
-
-
-def rollouts(count=4, n_envs=5, seed=0, scale=3.0):
-    rng = np.random.default_rng(seed)
-    shape = (n_envs, 12)
-    return [(rng.normal(1.0, scale, size=shape), rng.random(shape) < 0.15) for _ in range(count)]
-
-
-def scaled_rewards(data, gamma, limit=10.0):
+def scaled_rewards(data, gamma):
     """r / sqrt(variance of all forward returns so far), the returns going on from rollout to rollout."""
     running, seen, result = np.zeros(len(data[0][0])), [], []
     for reward, done in data:
-        if len(running) != len(reward):
-            running = np.zeros(len(reward))
         returns = forward_returns(reward, done, running, gamma)
         running = np.where(done[:, -1], 0.0, returns[:, -1])
         seen = [*seen, *returns.ravel()]
-        result.append(np.clip(reward / np.sqrt(np.var(seen) + 1e-8), -limit, limit))
+        result.append(np.clip(reward / np.sqrt(np.var(seen) + 1e-8), -10.0, 10.0))
     return result
-
-
-def scale(normalizer, data, gamma, continues=True):
-    result = []
-    for reward, done in data:
-        rewards = torch.from_numpy(reward).float()
-        flags = None if continues else torch.zeros(len(reward), dtype=torch.bool)
-        normalizer.observe(rewards, torch.from_numpy(done), discount=gamma, continues=flags)
-        result.append(normalizer(rewards))
-    return result
-
-
-def assert_all_close(actual, expected):
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_rewards_are_scaled_by_the_spread_of_their_running_return(gamma, seed):
-    data = rollouts(seed=seed)
-    assert_all_close(scale(RewardNormalizer(), data, gamma), scaled_rewards(data, gamma))
-
-
-def test_scaled_rewards_are_clipped():
-    data = rollouts(count=1, scale=0.1)
-    data[0][0][2, 3] = 500.0
-    result = scale(RewardNormalizer(limit=4.0), data, 0.0)[0]
-    assert float(result.max()) == 4.0
-    assert_all_close([result], scaled_rewards(data, 0.0, limit=4.0))
-
-
-def test_a_reward_that_is_not_finite_leaves_the_statistics_alone():
-    good = rollouts(count=3)
-    bad = good[1][0].copy()
-    bad[1, 2] = np.nan
+def test_rewards_are_scaled_by_the_spread_of_their_running_return(gamma):
+    rng, shape = np.random.default_rng(0), (5, 12)
+    data = [(rng.normal(1.0, 3.0, size=shape), rng.random(shape) < 0.15) for _ in range(4)]
     normalizer = RewardNormalizer()
-    scale(normalizer, good[:1], 0.9)
-    before = normalizer.var.clone()
-    scale(normalizer, [(bad, good[1][1])], 0.9)
-    assert torch.equal(normalizer.var, before)
-    result = scale(normalizer, good[2:], 0.9)[0]
-    assert result.isfinite().all()
-    assert int(normalizer.count) == 2 * good[0][0].size
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_reward_scaling_survives_a_checkpoint(cut):
-    data = rollouts()
-    whole, begun = RewardNormalizer(), RewardNormalizer()
-    expected = scale(whole, data, 0.97)
-    scale(begun, data[:cut], 0.97)
-    resumed = reload(begun)
-    assert_same([*scale(resumed, data[cut:], 0.97)], [*expected[cut:]])
+    for (reward, done), expected in zip(data, scaled_rewards(data, gamma), strict=True):
+        rewards = torch.from_numpy(reward).float()
+        normalizer.observe(rewards, torch.from_numpy(done), discount=gamma)
+        np.testing.assert_allclose(normalizer(rewards).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_chunk_of_k_steps_decays_the_running_return_by_gamma_to_the_k():

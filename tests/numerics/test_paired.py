@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lightning_rl.extensions.judging.command import comparison, seed_of
+from lightning_rl.extensions.judging.command import comparison
 from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
 
 
@@ -28,13 +28,7 @@ def draw_thousand(gain, loss, pairs):
     return generator.multinomial(pairs, [gain, loss, 1 - gain - loss], 1_000)[:, :2].tolist()
 
 
-@pytest.mark.parametrize(("pairs", "apart"), [(20, 0.4), (50, 0.1), (50, 0.5)])
-def test_equal_policies_are_called_different_in_at_most_one_comparison_of_twenty(pairs, apart):
-    draws = draw_thousand(apart / 2, apart / 2, pairs)
-    assert np.mean([mcnemar(*draw) <= 0.05 for draw in draws]) <= 0.05
-
-
-@pytest.mark.parametrize(("gain", "loss"), [(0.1, 0.1), (0.25, 0.1), (0.02, 0.0)])
+@pytest.mark.parametrize(("gain", "loss"), [(0.1, 0.1), (0.25, 0.1)])
 def test_the_interval_covers_the_difference(gain, loss):
     draws = draw_thousand(gain, loss, 50)
     intervals = np.array([difference_interval(*draw, 50) for draw in draws])
@@ -50,32 +44,9 @@ def test_the_needed_episodes_show_the_difference_in_four_of_five_comparisons():
     assert 0.77 <= np.mean([mcnemar(*draw) <= 0.05 for draw in draws]) <= 0.85
 
 
-def test_successes_decide_and_returns_only_without_them():
-    won = [(episode(True, 1.0), episode(False, 2.0))] * 6
-    row = comparison(won)
-    assert row["p"] == 2 / 64
-    assert row["differ"]
-    assert row["success_rate"] == 1.0
-    assert row["avg_reward"] == -1.0
-    assert row["ci95"] == [-1.0, -1.0]
-    assert comparison([(episode(None, a["return"]), episode(None, b["return"])) for a, b in won])[
-        "differ"
-    ]
-    even = comparison([(episode(True), episode(False)), (episode(False), episode(True))] * 5)
-    assert not even["differ"]
-    assert even["needed_episodes"] is None
-
-
 def test_returns_are_compared_pair_by_pair():
     """A difference of .5 is lost in the spread of the returns, but not in the pairs."""
     totals = np.random.default_rng(0).normal(0, 100, 40)
     row = comparison([(episode(None, total + 0.5), episode(None, total)) for total in totals])
     assert row["differ"]
     assert row["ci95"] == pytest.approx([0.5, 0.5])
-
-
-def test_seeds_of_tasks_are_apart_and_follow_each_other():
-    assert [seed_of(0, "task_id=3", k) % 50 for k in (0, 1, 49, 50)] == [0, 1, 49, 0]
-    seeds = {seed_of(seed, task, 0) for seed in range(10) for task in ("a", "b", "task_id=3")}
-    assert len(seeds) == 30
-    assert max(seeds) < 2**31

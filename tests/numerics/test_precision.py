@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from lightning_rl import (
     APG,
@@ -13,8 +12,6 @@ from lightning_rl import (
     PPO,
     SAC,
     SHAC,
-    TD3,
-    DiscreteSAC,
     PointMass,
     PushBlocks,
     ReplayBuffer,
@@ -26,13 +23,9 @@ from lightning_rl.algorithms.checks import check_trainer
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
-from lightning_rl.functional import gae
 from lightning_rl.policies.networks.q_networks import ValueAtoms
-from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import discounted_reward
 from tests.helpers import assert_same_run, fit_in, last, train
 from tests.messages import refused
-from tests.probes import ActionProbe
 from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}
@@ -112,53 +105,6 @@ def test_a_scaled_loss_is_refused(monkeypatch):
         check_trainer(trainer)
 
 
-def test_returns_and_advantages_are_not_rounded():
-    generator = torch.Generator().manual_seed(0)
-    shape = (4, 17)
-    rollout = TensorDict(
-        {
-            "step_reward": torch.randn(*shape, 3, generator=generator),
-            "reward": torch.randn(shape, generator=generator),
-            "value": torch.randn(shape, generator=generator),
-        },
-        shape,
-    )
-    never = torch.zeros(4, 16, dtype=torch.bool)
-
-    def targets():
-        reward = discounted_reward(rollout, 0.97)
-        return gae(reward, rollout["value"], never, never, reward, gamma=0.99, gae_lambda=0.95)
-
-    expected = targets()
-    with autocast(torch.device("cpu"), torch.bfloat16):
-        assert all(torch.equal(a, b) for a, b in zip(targets(), expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("compile", "iterations"),
-    [(False, 40), (True, 3), pytest.param(True, 40, marks=pytest.mark.slow)],
-)
-def test_it_learns(compile, iterations, tmp_path, request):
-    """Inductor takes half a minute for a graph in bfloat16: the quick case is traced only."""
-    if compile and iterations == 3:
-        request.getfixturevalue("traced_only")
-    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
-    model = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
-    module = train(
-        tmp_path,
-        env=ActionProbe,
-        data=data,
-        model=model | {"compile": compile},
-        trainer=PLAIN | BF16,
-    )[0]
-    assert (module.learner.graphs is not None) is compile
-    asked = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
-    td = module.policy.get_action(asked, deterministic=True)
-    probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp().min()
-    assert iterations < 40 or (td["action"].tolist() == [1, 0] and probability > 0.95)
-    assert all(p.dtype == torch.float32 for p in module.policy.parameters())
-
-
 SHORT = partial(PointMass, max_episode_steps=5)
 BATCH = {"policy": {"critic_normalization": "batch"}, "model": {"tau": None}}
 
@@ -171,9 +117,7 @@ BATCH = {"policy": {"critic_normalization": "batch"}, "model": {"tau": None}}
         (SAC, "Pendulum-v1", {"policy": {"value_atoms": ValueAtoms(11, 5.0)}}),
         (SAC, "Pendulum-v1", BATCH),
         (SAC, "Pendulum-v1", {"policy": {"critic_normalization": "layer"}}),
-        (TD3, "Pendulum-v1", {}),
         (DQN, "CartPole-v1", {}),
-        (DiscreteSAC, "CartPole-v1", {}),
         (APG, SHORT, {}),
         (SHAC, SHORT, {}),
     ],
@@ -206,8 +150,6 @@ def test_resume_is_exact(crossq, tmp_path):
     assert_same_run(whole, broken)
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
-def test_other_precisions_are_refused(precision, tmp_path):
-    message = (f"trainer.precision {precision}", "rollouts", "32-true or bf16-mixed")
-    with refused(names=message):
-        train(tmp_path, trainer={"precision": precision})
+def test_other_precisions_are_refused(tmp_path):
+    with refused(names=("trainer.precision bf16-true", "rollouts", "32-true or bf16-mixed")):
+        train(tmp_path, trainer={"precision": "bf16-true"})

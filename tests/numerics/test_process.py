@@ -49,20 +49,6 @@ def test_blocks_that_were_freed_are_used_again_without_page_faults(tmp_path, mon
     assert faults < 1000  # each of the 40 blocks has 1,024 pages
 
 
-@glibc
-def test_the_environment_has_the_last_word(tmp_path):
-    limits = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "0"}
-    set_limits = """
-import ctypes
-from lightning_rl.system import process
-mallopt = ctypes.CDLL(None).mallopt
-mallopt(process.M_MMAP_THRESHOLD, 1_000_000), mallopt(process.M_TRIM_THRESHOLD, 0)  # as the environment says
-"""
-    kept, faults = run(set_limits + FAULTS, tmp_path / "faults.py", **limits)
-    assert kept == 0
-    assert faults > 1000, "or the test above could not fail"
-
-
 @pytest.fixture
 def restored():
     before = flushes_denormals()
