@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
 
 
-@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (5, 0), (8, 3), (7, 9), (24, 0), (100, 0)])
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (8, 3), (7, 9), (100, 0)])
 @pytest.mark.parametrize("memory", [GRU, LSTM])
 def test_the_first_ratio_is_one(memory, length, burn_in):
     policy, rollout = collected(memory)
@@ -188,7 +188,7 @@ def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_bef
     assert cut > 3
 
 
-@pytest.mark.parametrize("length", [1, 4, 5, 24, 30])
+@pytest.mark.parametrize("length", [1, 5, 30])
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 20, 1000])
 def test_each_transition_comes_once_and_the_bootstrap_slot_never(length, burn_in, batch_size):

@@ -61,8 +61,7 @@ def test_where_nobody_looks_who_is_done_the_result_is_the_same(make):
     assert_same(looks.state_dict(), blind.state_dict())
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize(("axis", "sign"), [(0, -1.0), (1, 1.0)])
 def test_a_cube_pushed_off_the_table_is_a_failure(axis, sign):
     env = PushCube(4)
     env.reset(seed=0)
