@@ -1,8 +1,6 @@
 """Real-time chunks: formulas, acting while the old chunk executes, and training with a delay."""
 
 import math
-import threading
-import time
 from functools import partial
 
 import gymnasium
@@ -29,12 +27,9 @@ from lightning_rl import (
     load_policy,
 )
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.extensions.algorithms import behavior_cloning
-from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.flow import normal_log_prob
-from lightning_rl.extensions.vla.policy import RealTimeActor
 from lightning_rl.extensions.vla.real_time import guidance_weight, pull, soft_mask
 from lightning_rl.functional import flow_transition
 from tests.algorithms import with_first_ratios
@@ -148,10 +143,10 @@ def test_the_correction_is_a_product_with_the_jacobian():
 
 
 @pytest.mark.parametrize("flow", [FlowSettings(), LEARNT])
-@pytest.mark.parametrize("case", ["no earlier chunk", "no overlap", "off"])
+@pytest.mark.parametrize("case", ["no earlier chunk", "no overlap"])
 def test_where_there_is_nothing_to_continue_chunks_are_those_of_today(case, flow):
     make = partial(ActionChunk, env=TwoDoors, chunk_size=6) if case == "no overlap" else DOORS
-    settings = {"no overlap": RealTime(execution_horizon=6), "off": None}.get(case, SETTINGS)
+    settings = RealTime(execution_horizon=6) if case == "no overlap" else SETTINGS
     policy, plain = (make_policy(make, real_time=each, flow=flow) for each in (settings, None))
     td = after_a_chunk(policy) if case == "no overlap" else observed(16)
     assert case != "no overlap" or td["state"][:, -2].eq(6).all()
@@ -185,18 +180,6 @@ def test_a_chunk_begins_with_the_old_one_and_is_pulled_towards_it():
     assert torch.equal(chunk[:, 0], old[:, 2])
 
 
-@pytest.mark.parametrize("head", ["token", "gaussian"])
-def test_heads_that_cannot_be_guided_skip(head):
-    with refused(names=("real_time.method: guided", "skip")):
-        make_policy(head=head)
-    policy = make_policy(head=head, real_time=RealTime(2, 1, method="skip"))
-    td = after_a_chunk(policy)
-    chunk = policy(td.clone())
-    assert torch.equal(chunk["action"][:, 0, 0], td["state"][:, 2])
-    again = policy.evaluate_actions(chunk)["sample_log_prob"]
-    assert torch.equal(again, chunk["sample_log_prob"])
-
-
 def test_settings_that_do_not_fit_are_refused():
     for settings, names in {
         RealTime(7): ("real_time.execution_horizon", "7", "6"),
@@ -216,49 +199,6 @@ def test_settings_that_do_not_fit_are_refused():
         make_policy(real_time=RealTime(2, []))
 
 
-@pytest.mark.parametrize("delay", [1, 2])
-def test_a_thread_computes_chunks_that_continue_the_old_one_after_the_measured_delay(delay):
-    """Without a clock: the test lets each inference end after `delay` steps."""
-    policy, gate, chunks, told = (
-        make_policy(real_time=RealTime(2, 2)),
-        threading.Semaphore(1),
-        [],
-        [],
-    )
-    actor, ahead = RealTimeActor(policy, None), ChunksAhead(6, 2)
-
-    def choose(observation, running):
-        gate.acquire()
-        chunks.append(actor(observation, running))
-        return chunks[-1]
-
-    def continue_after(*told_now):
-        told.append(told_now)
-        actor.continue_after(*told_now)
-
-    act = ahead.episode(choose, continue_after=continue_after)
-    env, executed = TwoDoors(1), []
-    observation, running = env.reset(seed=0)[0], torch.ones(1, dtype=torch.bool)
-    requested = 0
-    for step in range(16):
-        if len(told) > len(chunks) and step - requested == delay:
-            gate.release()
-            while len(chunks) < len(told):  # a thread
-                time.sleep(0.001)
-            time.sleep(0.01)
-        count = len(told)
-        executed.append(act(observation, running))
-        requested = step if len(told) > count else requested
-    ahead.close()
-    age = max(2, delay + 1)  # the next inference begins a step after the last one was taken
-    assert told[0] == (0, None)
-    assert told[1] == (2, None)
-    assert set(told[2:]) == {(age, delay)}
-    for old, new, (age, _) in zip(chunks[1:], chunks[2:], told[2:], strict=False):
-        assert torch.equal(new[:, :delay], old[:, age : age + delay])
-    assert ahead.waited == 0
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_it_acts_in_inference_mode_in_which_lightning_validates(deterministic):
     policy = make_policy()
@@ -270,19 +210,6 @@ def test_it_acts_in_inference_mode_in_which_lightning_validates(deterministic):
         td = td.clone().set("action_noise", noise.clone())
         assert torch.equal(policy(td, deterministic)["next_state"], expected)
         assert torch.is_inference_mode_enabled()
-
-
-def test_what_a_person_did_is_not_continued():
-    policy = make_policy()
-    actor, td = RealTimeActor(policy, 3), observed(1)
-    running = torch.ones(1, dtype=torch.bool)
-    actor(td["observation"], running)
-    actor.continue_after(0)
-    chunk = actor(td["observation"], running)
-    generator = torch.Generator().manual_seed(3)
-    first, expected = (policy(observed(1), generator=generator)["action"] for _ in range(2))
-    assert torch.equal(chunk, expected)
-    assert not torch.equal(first, expected)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -335,11 +262,10 @@ def test_policies_around_one_that_acts_in_real_time_are_refused(name):
         cls(*spaces_of(), **{argument: flow_policy})
 
 
-@pytest.mark.parametrize("delays", [1, [0, 1, 2], 0])
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
 @pytest.mark.parametrize("flow", [FlowSettings(), LEARNT])
-def test_the_log_prob_of_the_guided_chain_is_recomputed(flow, level, delays):
-    policy = make_policy(real_time=RealTime(2, delays), flow=flow, log_prob_level=level)
+def test_the_log_prob_of_the_guided_chain_is_recomputed(flow, level):
+    policy = make_policy(real_time=RealTime(2, [0, 1, 2]), flow=flow, log_prob_level=level)
     with torch.no_grad():
         chunk = policy(after_a_chunk(policy))
     again = policy.evaluate_actions(chunk)
@@ -479,17 +405,6 @@ def test_the_given_actions_are_the_input_and_not_the_goal():
     other["action"] += 0.3 * given[..., None]
     changed = (policy.clone_loss(other)["clone_loss"] != loss).any(1)
     assert torch.equal(changed, td["prefix_steps"] > 0)
-
-
-def test_whole_chunks_are_cloned_though_a_part_is_executed():
-    executed = torch.zeros(2, 4, 6, dtype=torch.bool)
-    executed[0, :3, :2] = True  # an episode of six steps
-    executed[1, :2, :2] = True
-    executed[1, 2, :1] = True  # and of five
-    demonstrated = behavior_cloning._demonstrated(executed)
-    remaining = torch.tensor([[6, 4, 2, 0], [5, 3, 1, 0]])
-    assert torch.equal(demonstrated.sum(-1), remaining)
-    assert torch.equal(demonstrated, torch.arange(6) < remaining[..., None])
 
 
 def clone(run_dir, **fitting):

@@ -106,21 +106,6 @@ def test_guidance_and_weights_are_their_definition():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_good_bad_and_absent_are_answered_differently(name):
-    answers = []
-    for condition in ("good", "bad", "absent"):
-        policy = make(name, condition=condition)
-        seen = observed(name)
-        td = policy.get_action(seen.clone(), generator=torch.Generator().manual_seed(2))
-        assert (td.select("observation") == seen).all(), "the condition is not left behind"
-        assert td["condition"].tolist() == [{"good": 1, "bad": 2, "absent": 0}[condition]] * 4
-        answers.append(torch.cat([td[key].flatten() for key in ("action", "sample_log_prob")]))
-        assert policy.acting_space == policy.observation_space == POLICIES[name][1]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert (answers[one] - answers[other]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("name", POLICIES)
 def test_log_probs_with_guidance_are_recomputed(name):
     """So PPO's first ratio is 1; and cloning is without guidance."""
     policy = make(name, guidance=1.7)
@@ -132,34 +117,6 @@ def test_log_probs_with_guidance_are_recomputed(name):
     noise = policy.draw_clone_noise([4], torch.Generator().manual_seed(3))
     td = td.set("clone_noise", noise) if noise.numel() else td
     assert torch.equal(policy.clone_loss(td)["clone_loss"], plain.clone_loss(td)["clone_loss"])
-
-
-@pytest.mark.parametrize("name", ["numbers", "gaussian", "flow"])
-def test_guidance_extrapolates_means_and_velocities(name):
-    """One step of a flow is linear in its velocity, so actions are extrapolated like means."""
-
-    def act(**settings):
-        policy = make(name, **settings)
-        if name == "flow":
-            policy.inner.head.steps = 1
-        return policy.get_action(observed(name), deterministic=True)["action"]
-
-    good, absent = act(), act(condition="absent")
-    for factor in (0.0, 0.5, 1.0, 1.5):
-        expected = absent + factor * (good - absent)
-        torch.testing.assert_close(act(guidance=factor), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_guidance_extrapolates_logits():
-    seen = observed("choices", 1)["observation"].expand(3, 3)
-
-    def log_probs(condition, guidance=1.0):
-        told = {"action": torch.arange(3), "condition": torch.full((3,), condition)}
-        td = TensorDict({**told, "observation": seen}, [3])
-        return make("choices", guidance=guidance).evaluate_actions(td)["sample_log_prob"]
-
-    expected = 2 * log_probs(1) - log_probs(0)
-    torch.testing.assert_close(log_probs(1, guidance=2.0), expected.log_softmax(-1))
 
 
 class Own(ActorCritic):
@@ -277,21 +234,6 @@ def fit(
     model = ValueFit(ActorOnly(*spaces, **settings), learning_rate=0.01, batch_size=64, **more)
     fit_in(run_dir, model, data, ckpt_path=ckpt_path, **(trainer or {}))
     return model
-
-
-def test_the_value_finds_returns_of_episodes_that_it_has_not_seen(tmp_path):
-    path = record(tmp_path / "data")
-    model = fit(tmp_path / "run", path, n_epochs=8)
-    returns = ReturnFramesEnv(1, path).returns
-    values = torch.cat(model.values(path))
-    error = (values - torch.cat(returns)).square().mean().sqrt() / torch.cat(returns).std(
-        correction=0
-    )
-    assert error < 0.4
-    assert model.evaluation["metrics"]["error_over_spread"] == pytest.approx(float(error))
-    loaded = ValueFit.load_from_checkpoint(tmp_path / "run")
-    assert loaded.frame_settings == model.frame_settings
-    assert torch.equal(torch.cat(loaded.values(path)), values)
 
 
 def test_no_member_knows_the_returns_of_its_part(tmp_path):

@@ -29,7 +29,6 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
-from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from tests.callbacks import callback
@@ -152,7 +151,7 @@ def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
 
 
-@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (5, 0), (8, 3), (7, 9), (24, 0), (100, 0)])
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (8, 3), (7, 9), (100, 0)])
 @pytest.mark.parametrize("memory", [GRU, LSTM])
 def test_the_first_ratio_is_one(memory, length, burn_in):
     policy, rollout = collected(memory)
@@ -189,7 +188,7 @@ def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_bef
     assert cut > 3
 
 
-@pytest.mark.parametrize("length", [1, 4, 5, 24, 30])
+@pytest.mark.parametrize("length", [1, 5, 30])
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 20, 1000])
 def test_each_transition_comes_once_and_the_bootstrap_slot_never(length, burn_in, batch_size):
@@ -220,26 +219,6 @@ def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():
     assert (stored[0] - burned[0]).abs().max() > 1e-3
     rollout["state"] = states_of(policy, rollout)
     torch.testing.assert_close([*burned], [*found(0)], rtol=1e-5, atol=1e-6)
-
-
-def test_what_does_not_count_is_seen_by_no_loss_and_no_average(monkeypatch):
-    """NaN in what is left out changes nothing; what counts is what counts without a memory."""
-    policy, rollout = collected()
-    mask = torch.rand(N, 24, generator=torch.Generator().manual_seed(3)) < 0.6
-    with_advantages(rollout)
-    for key in ("advantage", "return", "sample_log_prob"):
-        rollout[key][:, :-1].masked_fill_(~mask, torch.nan)
-    module = PPO(policy)
-    (minibatch,) = drawn(policy, rollout, 5, mask=mask)
-    assert len(minibatch) == int(mask.sum())
-    minibatch = module.prepare(minibatch)
-    counted = rollout["advantage"][:, :-1][mask]
-    expected = normalize_advantage(counted)
-    assert sorted(minibatch["advantage"].tolist()) == pytest.approx(sorted(expected.tolist()))
-    loss, scalars = module.loss(minibatch)
-    assert loss.isfinite()
-    assert all(value.isfinite() for value in scalars.values())
-    assert float(scalars["approx_kl"]) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])

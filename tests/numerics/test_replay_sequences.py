@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -26,7 +26,7 @@ from lightning_rl.rollout.sequences import Sequences, sequences_of, with_sequenc
 from tests.arms import ACTION as GRIP
 from tests.core.numerics.test_sac import actor_layers, critic_layers
 from tests.envs import ScriptedTask
-from tests.helpers import load, make_collector, train
+from tests.helpers import make_collector, train
 from tests.messages import refused
 from tests.numerics.test_recurrence import Double
 from tests.q_references import SACReference, forward, log_density
@@ -140,35 +140,6 @@ def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
     assert len(begun) > every * 0.3, "they begin anywhere"
     if not broken:
         assert {t for _, t in begun} <= set(range(20 - length + 1))
-
-
-def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
-    policy = policy_for(LSTM)
-    replay, streams = collected(policy)
-    fresh = {}
-    for parameter in policy.memory.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    with torch.no_grad():
-        # Each from its first step that is held, with the weights as they are.
-        for stream in streams:
-            state = stream[0]["state"]
-            for step, before in zip(stream, [None, *stream], strict=False):
-                if before is not None and not before["goes_on"]:
-                    state = torch.zeros_like(state)
-                fresh[tuple(step["observation"].tolist())] = state
-                _, state = policy.memory(step["observation"][None], state[None])
-                state = state[0]
-
-        def error(burn_in):
-            (batch,) = replay.sequences(1, 64, 4, burn_in=burn_in)
-            found = policy.actor_features(batch)
-            states = torch.stack([fresh[tuple(row.tolist())] for row in batch["observation"]])
-            expected, _ = policy.memory(batch["observation"], states)
-            return float((found - expected).abs().mean())
-
-        errors = [error(burn_in) for burn_in in (0, 2, 20)]
-    assert errors[1] < 0.7 * errors[0]
-    assert errors[2] < 1e-6, "what is held begins with the same stored state"
 
 
 def random_sequences(n_steps=1, count=2, length=4):
@@ -286,25 +257,6 @@ def test_the_actor_moves_no_memory_that_the_critics_share(algorithm):
     assert {id(p) for p in policy.memory.parameters()} <= trained
 
 
-def test_a_memory_of_the_actor_alone_is_moved_by_its_loss():
-    """Critics that see more than the actor need no memory."""
-    space = Dict({"seen": SPACE, "hidden": SPACE})
-    policy = SquashedActorCritic(
-        space,
-        ACTION,
-        (6,),
-        memory=partial(GRU, size=3),
-        actor_keys=["seen"],
-        critic_keys=["seen", "hidden"],
-    )
-    module = SAC(policy, sequence_length=4)
-    assert module.target_memory is None
-    critic, actor, _ = module.configure_objectives()
-    owned = {id(p) for p in policy.memory.parameters()}
-    assert owned <= {id(p) for p in actor.parameters}
-    assert not owned & {id(p) for p in critic.parameters}
-
-
 def settings(**more):
     data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 128}
     data |= {"replay": partial(ReplayBuffer, capacity=100), **more.pop("data", {})}
@@ -315,20 +267,6 @@ def settings(**more):
         "policy": {"memory": partial(GRU, size=4)},
         "model": model,
     } | more
-
-
-def test_learning_waits_for_a_sequence_of_each_env(tmp_path):
-    module, *_ = train(tmp_path, **settings(model={"sequence_length": 24, "batch_size": 8}))
-    assert module.learning_starts == 48
-    assert module.num_sequences == 1
-    assert module.updates_done == 128 - 48
-
-
-def test_noise_is_no_memory_and_is_not_kept(tmp_path):
-    run = settings(policy={"noise_correlation": 0.5}, model={"sequence_length": None, "burn_in": 0})
-    train(tmp_path, **run)
-    part, *_ = (tmp_path / "checkpoints" / "replay").iterdir()
-    assert not [key for key in load(part) if "state" in key]
 
 
 REFUSED = {
@@ -373,38 +311,3 @@ def test_of_a_policy_that_never_stored_a_state_there_are_none():
     replay.extend(make_collector(SyncCollector, walk(2), policy, 8, seed=0).collect())
     with refused(names=("replay", "memory")):
         next(replay.sequences(1, 2, 4))
-
-
-def recall(num_envs):
-    """Show a number in the first step, and pay for repeating it in the fourth: 1, less by how far the action is off."""
-
-    def start(uniform):
-        cue = (uniform > 0.5).float() * 2 - 1
-        return {"cue": cue, "step": torch.zeros_like(cue)}
-
-    def move(env, state, action):
-        asked = state["step"][:, 0] == 3
-        reward = torch.where(asked, 1 - (action - state["cue"]).abs()[:, 0], 0.0)
-        return {"step": state["step"] + 1}, reward, asked
-
-    def observe(state):
-        shown = torch.where(state["step"] == 0, state["cue"], 0.0)
-        return torch.cat([shown, (state["step"] == 3).float()], 1)
-
-    spaces = {"observation_space": SPACE, "action_space": ACTION}
-    return ScriptedTask(num_envs, start, move, observe=observe, steps=4, **spaces)
-
-
-def test_what_was_shown_is_recalled(tmp_path):
-    """Who does not remember earns 0 at the most: the cue is as often -1 as it is 1."""
-    run = settings(
-        env=recall,
-        policy={"memory": partial(GRU, size=16)},
-        model={
-            "sequence_length": 4, "batch_size": 128, "learning_rate": 1e-2, "tau": 0.05, "gamma": 0.9,
-            "updates_per_env_step": 0.1, "random_env_steps": 256, "lr_schedule": "constant",
-        },
-        data={"num_envs": 16, "total_env_steps": 3_000, "replay": ReplayBuffer, "num_eval_episodes": 32},
-    )  # fmt: skip
-    module, *_ = train(tmp_path, **run | {"data": run["data"] | {"iterations_per_epoch": 24}})
-    assert module.evaluation["avg_reward"] > 0.8

@@ -50,27 +50,6 @@ def test_a_curve_has_at_each_point_what_the_scores_there_have():
         assert curve[:, i] == pytest.approx([centre, low, high], rel=1e-12)
 
 
-def test_a_curve_that_is_worked_out_in_parts_is_the_same(monkeypatch):
-    values = np.random.default_rng(3).normal(size=(5, 9))
-    whole = iqm_curve(values, resamples=100)
-    monkeypatch.setattr("lightning_rl.extensions.reports.statistics.CHUNK", 1000)
-    assert (iqm_curve(values, resamples=100) == whole).all()
-
-
-def test_one_run_has_no_interval():
-    centre, low, high = iqm_curve(np.array([[4.0, 5.0]]))
-    assert centre.tolist() == [4.0, 5.0]
-    assert np.isnan([low, high]).all()
-
-
-def test_the_probability_of_improvement_counts_pairs_and_halves_of_equal_ones():
-    assert probability_of_improvement([[1.0, 2.0, 3.0]], [[2.0, 0.0]]) == pytest.approx(4.5 / 6)
-    assert probability_of_improvement([[5.0]], [[4.0]]) == 1.0
-    # averaged over tasks, not over all pairs
-    x, y = [[1.0, 1.0, 1.0], [0.0]], [[0.0, 0.0, 0.0], [1.0]]
-    assert probability_of_improvement(x, y) == 0.5
-
-
 def test_its_interval_draws_the_runs_of_both():
     x, y = SCORES["tasks of unequal runs"], [[0.2, 0.6], [0.4, 0.1, 0.9], [0.7]]
     expected = references.stratified_interval(references.improvement, [x, y], 200, paired=True)

@@ -15,10 +15,8 @@ from lightning_rl import (
     AsyncCollector,
     GaussianResidualActorCritic,
     PerceptronEncoder,
-    PushCube,
     ResidualActorCritic,
     SquashedActorCritic,
-    load_policy,
 )
 from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
@@ -35,17 +33,6 @@ def make(space=OBSERVATION, action=ACTION, base=BASE, **kwargs):
 
 def seen(count=64):
     return TensorDict({"observation": 3.0 * torch.randn(count, 4)}, [count])
-
-
-def test_without_a_correction_it_acts_as_its_base():
-    policy, td = make(), seen()
-    wanted = policy.base.get_action(td.clone(), deterministic=True)["action"]
-    low, high = (torch.as_tensor(bound) for bound in (ACTION.low, ACTION.high))
-    found = policy.get_action(td.clone(), deterministic=True)["action"]
-    assert torch.equal(found, wanted.clamp(low, high))
-    assert found.unique(dim=0).shape[0] > 32
-    # Also the log standard deviations, which are outputs of the same layer.
-    assert not policy.actor[-1].bias.any()
 
 
 @pytest.mark.parametrize("scale", [0.1, 2.0])
@@ -103,23 +90,6 @@ def whole(tmp_path_factory):
     return place, train(place, **run)[0], made[0]
 
 
-def test_the_base_is_not_trained_and_saved_once(whole):
-    place, module, _ = whole
-    policy = module.policy
-    assert not any(p.requires_grad for p in policy.base.parameters())
-    moved = {id(p) for one in module.objectives.values() for p in one.parameters}
-    assert not moved & {id(p) for p in policy.base.parameters()}
-    saved = load(last(place))["state_dict"]
-    sizes = [tuple(p.shape) for p in policy.base.actor.parameters()]
-    for name, value in policy.base.state_dict().items():
-        assert torch.equal(saved[f"policy.base.{name}"], value)
-    assert not [n for n in saved if n.startswith("target") and "base" in n]
-    assert sum(tuple(v.shape) in sizes[:1] for n, v in saved.items() if "actor" in n) == 1
-    assert not torch.equal(policy.actor[-1].weight, torch.zeros_like(policy.actor[-1].weight))
-    names = policy.acting_state()
-    assert any(name.startswith("base.actor") for name in names)
-
-
 def test_it_is_resumed_exactly(whole, tmp_path):
     stop_and_resume(tmp_path, 2, **settings())
     assert_same_run(whole[0], tmp_path)
@@ -138,26 +108,6 @@ def test_compiled_it_follows_the_eager_run(whole, tmp_path, traced_only):
     compiled, *_ = train(tmp_path, **settings(compile=True))
     assert compiled.learner.compilation.compiled
     torch.testing.assert_close(compiled.state_dict(), whole[1].state_dict(), rtol=1e-3, atol=1e-4)
-
-
-def test_it_begins_with_a_checkpoint_and_is_loaded_with_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    clone = {"total_env_steps": 32, "num_envs": 2, "buffer_size": 16}
-    first, *_ = train("base", env=PushCube, data=clone)
-    env = PushCube(5)
-    spaces = env.single_observation_space, env.single_action_space
-    policy = ResidualActorCritic(*spaces, checkpoint="base", hidden_sizes=(8,))
-    td = TensorDict({"observation": env.reset(seed=1)[0]}, [5])
-    assert_same(first.policy.state_dict(), policy.base.state_dict())
-    assert not policy.base.training
-    run = settings()
-    run["env"] = PushCube
-    run["policy"] = {"policy_class": ResidualActorCritic, "checkpoint": "base"}
-    module, *_ = train("run", **run)
-    wanted = module.policy.get_action(td.clone(), deterministic=True)["action"]
-    loaded = load_policy("run")
-    found = loaded.act(td["observation"].numpy())
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_corrected_is_refused(tmp_path):
@@ -179,19 +129,18 @@ def test_what_cannot_be_corrected_is_refused(tmp_path):
         make().fields_of(torch.zeros(2, 3))
 
 
-def gaussian(action=ACTION, **kwargs):
+def gaussian(**kwargs):
     torch.manual_seed(0)
     settings = {"base": BASE, "hidden_sizes": (16,), "log_std_init": -1.5, **kwargs}
-    return GaussianResidualActorCritic(OBSERVATION, action, **settings)
+    return GaussianResidualActorCritic(OBSERVATION, ACTION, **settings)
 
 
-@pytest.mark.parametrize("action", [ACTION, Box(-1, 1, (3,))], ids=["bounds", "units"])
 @pytest.mark.parametrize("log_std", ["parameter", "state_dependent"])
-def test_a_gaussian_correction_begins_at_the_base_and_has_exact_log_probs(action, log_std):
-    policy, td = gaussian(action, log_std=log_std, scale=0.3), seen(16)
-    width = (action.high - action.low) / 2.0
+def test_a_gaussian_correction_begins_at_the_base_and_has_exact_log_probs(log_std):
+    policy, td = gaussian(log_std=log_std, scale=0.3), seen(16)
+    width = (ACTION.high - ACTION.low) / 2.0
     acted = policy.base.get_action(td.clone(), deterministic=True)["action"].double().numpy()
-    base = np.clip(acted, action.low, action.high).astype(np.float64)
+    base = np.clip(acted, ACTION.low, ACTION.high).astype(np.float64)
     first = policy.get_action(td.clone(), deterministic=True)["action"]
     np.testing.assert_allclose(first.numpy(), base, atol=1e-6)
     torch.nn.init.normal_(policy.actor[-1].bias[:3], std=2.0)

@@ -1,6 +1,5 @@
 """A robot in a process of its own: limits, clock, heartbeat, failures, and what trains and records on it."""
 
-import ast
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -36,7 +34,6 @@ from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.robots import bus
 from lightning_rl.extensions.robots.env import RobotEnv
-from lightning_rl.extensions.robots.process import RobotProcess
 from lightning_rl.extensions.robots.stand_in import JOINTS, StandInArm
 from lightning_rl.system.errors import EnvFaultError
 from tests.helpers import last, make_data, make_ppo, scalars, train
@@ -99,20 +96,11 @@ def test_no_step_leaves_the_limits_or_is_faster_than_allowed(clock):
         assert report["sent"] == before
 
 
-def test_an_arm_that_begins_outside_moves_in_at_its_speed(clock):
-    robot = StandInArm()
-    robot._at = both(0.0, 60.0)  # above 45
-    arm = arm_of(clock, robot)
-    arm.connect()
-    assert [arm.step(both(0.0, 44.0))[0]["elbow.pos"] for _ in range(4)] == [54.0, 48.0, 44.0, 44.0]
-
-
-@pytest.mark.parametrize("target", [np.nan, np.inf])
-def test_a_target_that_is_no_number_is_refused(clock, target):
+def test_a_target_that_is_no_number_is_refused(clock):
     arm = arm_of(clock)
     arm.connect()
     with refused(bus.RobotLost, names="elbow.pos"):
-        arm.step(both(0.0, float(target)))
+        arm.step(both(0.0, np.nan))
 
 
 def test_the_clock_keeps_its_rate_and_counts_late_ticks(clock):
@@ -196,25 +184,6 @@ def test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm(tmp_path, on_stop
     assert_names(said, stopped, *(["heartbeat_s: 0.5"] if how == signal.SIGSTOP else []))
 
 
-def test_a_silent_learner_is_noticed_once_the_arm_is_connected(monkeypatch):
-    """Before, imports and a slow bus delay the heartbeat; the message names the setting."""
-    monkeypatch.setattr(RobotProcess, "_beat", lambda self, period: None)
-    settings = {"robot": ARM, "kwargs": {}, "limits": LIMITS, "max_speed": both(1.0, 1.0)}
-    settings |= {"fps": FPS, "on_stop": "hold", "heartbeat_s": 0.1, "max_dropped": 3}
-    robot = RobotProcess(settings, 10.0)
-    time.sleep(0.3)
-    robot.ask("connect")
-    robot._process.wait(10)
-    with refused(EnvFaultError, names=("heartbeat_s: 0.1", "raise", "holds its position")):
-        robot.ask("observe")
-
-
-def test_the_process_of_a_robot_needs_no_package_of_ours():
-    tree = ast.parse(Path(bus.__file__).read_text())
-    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert all(module.split(".")[0] in sys.stdlib_module_names for module in modules)
-
-
 def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
@@ -243,16 +212,6 @@ def test_an_env_has_the_spaces_and_units_of_its_robot(tmp_path):
         assert info["intervened"] is False
         assert set(info["metrics"]) == {"late_ticks", "dropped_frames"}
         assert np.array_equal(env.render(), observation["front"])
-
-
-def test_moves_go_from_the_last_position_and_say_what_was_executed():
-    settings = SETTINGS | {"max_speed": 2.0 * FPS, "step_size": both(4.0, 1.0)}
-    with closing(RobotEnv(**settings)) as env:
-        env.reset()
-        observation, *_, info = env.step(np.array([1.0, -0.5], np.float32))
-        assert observation.tolist() == [2.0, -0.5]
-        assert info["executed_action"].tolist() == [0.5, -0.5]
-        assert env.step(np.array([0.25, 1.0], np.float32))[0].tolist() == [3.0, 0.5]
 
 
 def scene(observation):
@@ -396,23 +355,6 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
                     env.step(np.zeros(2, np.float32))
     with refused(names=("RobotEnv", "PendulumEnv", "Gamepad")):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
-
-
-@pytest.mark.parametrize(
-    ("event", "outcome"),
-    [
-        ("success", (1.0, True, False, {"success": True})),
-        ("terminate_episode", (0.0, True, False, {"success": False})),
-        ("rerecord_episode", (0.0, False, True, {"rerecord": True})),
-    ],
-)
-def test_an_event_of_a_teleoperator_ends_the_episode(event, outcome):
-    with closing(led_env(events=True, ends={2: event})) as env:
-        env.reset()
-        assert env.step(np.zeros(2, np.float32))[1:4] == (0.0, False, False)
-        *_, reward, terminated, truncated, info = env.step(np.zeros(2, np.float32))
-    assert (reward, terminated, truncated) == outcome[:3]
-    assert outcome[3].items() <= info.items()
 
 
 def helps(observation):

@@ -8,10 +8,7 @@ from torch import distributions as reference
 
 from lightning_rl import LSTM, ActorCritic
 from lightning_rl.policies.distributions.gaussians import distribution_for
-from tests.core.equivalence.test_resume import stop_and_resume
-from tests.equivalence.test_async import assert_same_training, background
-from tests.helpers import assert_same_run, draw_from, train
-from tests.messages import refused
+from tests.helpers import draw_from, train
 
 LOW, HIGH = np.array([-2.0, -1.0], np.float32), np.array([2.0, 3.0], np.float32)
 FAMILIES = {
@@ -93,14 +90,6 @@ def test_at_first_it_is_log_std_init_in_every_state(space, settings, columns):
     assert (output[:, others].std(0) > 0).all()
 
 
-def test_it_is_resumed_and_collected_in_the_background_exactly(tmp_path):
-    train(tmp_path / "whole", **RUN)
-    stop_and_resume(tmp_path / "stopped", 3, **RUN)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
-    train(tmp_path / "async", **RUN | {"data": RUN["data"] | {"collector": background(0)}})
-    assert_same_training(tmp_path / "whole", tmp_path / "async")
-
-
 def test_compiled_it_follows_the_eager_run(tmp_path, traced_only):
     eager, compiled = (
         train(tmp_path / str(value), **RUN, model={"compile": value})[0].policy.state_dict()
@@ -109,10 +98,3 @@ def test_compiled_it_follows_the_eager_run(tmp_path, traced_only):
     assert any("actor" in name for name in eager)
     for name, value in eager.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-3, atol=1e-4)
-
-
-def test_where_it_has_no_meaning_it_is_refused_by_name():
-    policy = ActorCritic(Box(-1, 1, (1,)), Box(-1, 1, (1,)), log_std="state_dependent")
-    assert not policy.takes_guidance, "it would extrapolate deviations"
-    with refused(names=("log_std", "state_dependent", "Discrete(3)")):
-        ActorCritic(Box(-1, 1, (1,)), Discrete(3), log_std="state_dependent")

@@ -19,7 +19,6 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.policies.distributions.gaussians import distribution_for
-from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
@@ -86,13 +85,6 @@ def test_what_cannot_be_chosen_is_refused(space, message):
         flat_actions(space)
 
 
-def test_a_space_survives_a_checkpoint_and_a_copy():
-    flat = StructuredActions(PARTS)
-    assert space_from(space_data(flat)) == flat
-    assert flat != StructuredActions(ARM)
-    assert flat != Box(flat.low, flat.high)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("squash", [False, True])
 def test_the_log_prob_is_the_sum_of_those_of_its_parts(squash):
@@ -129,31 +121,6 @@ def test_the_first_ratio_is_one_for_actions_of_all_kinds():
     fields = policy.fields_of(rollout["action"])
     assert set(fields) == {"unit_action_0", "unit_action_1"}  # the pair's Box has bounds of ±1
     torch.testing.assert_close(rollout.select(*fields).to_dict(), fields)
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_the_env_receives_its_own_structure(vectorization):
-    env = takes_parts(vectorization=vectorization)  # which looks at what it is given
-    assert env.single_action_space == StructuredActions(PARTS)
-    policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
-    collector = make_collector(SyncCollector, env, policy, 7, seed=0)
-    rollout = collector.collect()
-    space, given = env.single_action_space, rollout["observation"][:, 1:7]
-    told = rollout["action"][:, :6]
-    assert (given[..., 3:6] == told[..., 3:6]).all()  # bits
-    assert (given[..., 6:8] == told[..., 6:8] + torch.tensor([0, 5])).all()  # modes, from 5 on
-    assert (given[..., 8] == told[..., 8] - 1).all()
-    assert (given == given.clamp(torch.tensor(space.low) - 1, torch.tensor(space.high) + 5)).all()
-    collector.close()
-
-
-def test_many_binaries_are_coins_of_their_own():
-    distribution = make(MultiBinary(2))
-    output = torch.tensor([[0.0, 1.0, 2.0, 0.0]]).expand(20_000, 4)
-    drawn = draw_from(distribution, output, torch.Generator().manual_seed(0))["action"]
-    expected = [1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))]
-    assert drawn.mean(0).tolist() == pytest.approx(expected, abs=0.01)
-    assert distribution.sample(output[:1], None)["action"].tolist() == [[1.0, 0.0]]
 
 
 def test_an_intervention_stands_around_the_flat_form():

@@ -1,4 +1,4 @@
-"""Mirrored samples and the mirror loss are those of references; a quadruped's mirror is that of its physics."""
+"""Mirrored samples and the mirror loss are those of references."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,8 @@ import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import GRU, PPO, ActorCritic, Quadruped, SymmetricPPO
+from lightning_rl import GRU, PPO, ActorCritic, SymmetricPPO
 from lightning_rl.extend.spaces import named
-from lightning_rl.extensions.algorithms.symmetry import Mirror, proposed_joints
 from tests.core.numerics.test_sac import actor_layers
 from tests.messages import refused
 from tests.q_references import forward
@@ -83,54 +82,6 @@ def test_the_mirror_loss_is_that_of_float64_and_moves_the_mirrored_side_alone():
     np.testing.assert_allclose(added.split(sizes)[place].numpy(), expected, atol=1e-6)
 
 
-LEGS = {"hip_1": "-hip_4", "ankle_1": "ankle_4", "hip_2": "-hip_3", "ankle_2": "ankle_3"}
-MEASURED = {
-    "action": "joints",  # terms go by name, in any order
-    "command": [1, -1, -1],
-    "turn_rate": [-1, 1, -1],
-    "gravity": [1, -1, 1],
-    "joint_offsets": "joints",
-    "joint_speeds": "joints",
-}
-PRIVILEGED = {"velocity": [1, -1, 1], "height": [1], "physics": [1, 1]}
-
-
-def test_a_mirrored_quadruped_moves_as_its_image():
-    """From mirrored states, mirrored actions lead to mirrored observations and the same rewards."""
-    env = Quadruped(2, events=dict.fromkeys(("pose", "friction", "load", "command", "push")))
-    walker = ActorCritic(env.single_observation_space, env.single_action_space)
-    mirror = Mirror(walker, LEGS, {"proprioception": MEASURED, "privileged": PRIVILEGED})
-    env.reset(seed=3)
-    generator = torch.Generator().manual_seed(1)
-    state = env.state.clone()
-    turn = torch.tensor([0.99, 0.05, -0.04, 0.12])
-    turn /= turn.norm()
-    speeds, legs = torch.randn(6, generator=generator), torch.randn(2, 8, generator=generator) * 0.1
-    state["qpos"][0, :7] = torch.cat((torch.tensor([0.0, 0.1, 0.7]), turn))
-    state["qpos"][1, :7] = torch.cat((torch.tensor([0.0, -0.1, 0.7]), turn * SIDE[[3, 4, 5, 6]]))
-    state["qpos"][0, 7:] += legs[0]
-    state["qpos"][1, 7:] = mirror.action(state["qpos"][0, 7:])
-    state["qvel"][0] = torch.cat((speeds, legs[1]))
-    state["qvel"][1] = torch.cat((speeds * SIDE[[0, 1, 2, 4, 5, 6]], mirror.action(legs[1])))
-    state["command"][0] = torch.tensor([0.5, 0.3, -0.4])
-    state["command"][1] = torch.tensor([0.5, -0.3, 0.4])
-    env.state = state
-    for _ in range(6):
-        action = torch.rand(1, 8, generator=generator) * 2 - 1
-        observation, reward, *_ = env.step(torch.cat((action, mirror.action(action))))
-        image = mirror(TensorDict({"observation": observation, "action": action.expand(2, 8)}, [2]))
-        for key, value in observation.items():
-            torch.testing.assert_close(image["observation", key][0], value[1], atol=2e-3, rtol=1e-3)
-        torch.testing.assert_close(reward[0], reward[1], atol=2e-3, rtol=1e-3)
-    assert (
-        image["observation", "proprioception"][0] - observation["proprioception"][0]
-    ).abs().max() > 0.1
-
-
-SIDE = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0])
-"""Signs of a position, and of a quaternion or an angular velocity after its first number."""
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -161,14 +112,3 @@ def test_policies_without_a_mirror_image_are_refused():
     with refused(names=("scan", "vectors", "ignore")):
         rules = {"scan": TERMS, "arm": TERMS}
         SymmetricPPO(ActorCritic(matrix, spaces[1]), joints={"0": "1", "2": "2"}, observation=rules)
-
-
-def test_partners_are_proposed_by_the_words_of_names():
-    names = ("left_hip_roll", "right_hip_roll", "FL_calf", "FR_calf", "waist_yaw", "LKnee", "RKnee")
-    assert proposed_joints(names) == {
-        "left_hip_roll": "-right_hip_roll",
-        "FL_calf": "FR_calf",
-        "waist_yaw": "-waist_yaw",
-        "LKnee": "RKnee",
-    }
-    assert proposed_joints(("hip_1", "hip_2")) == {}

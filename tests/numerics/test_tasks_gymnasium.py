@@ -64,21 +64,6 @@ def test_pictures_of_the_vector_env():
     assert quiet.render() is None
 
 
-def test_the_last_picture_is_of_the_end_of_the_episode():
-    env = gymnasium.make(
-        "lightning_rl/PushCube-v0", render_mode="rgb_array", disable_env_checker=True
-    )
-    task = env.unwrapped.task
-    env.reset(seed=0)
-    task.max_episode_steps = 2
-    env.step(np.ones(2, np.float32))
-    before = env.render()
-    *_, truncated, _ = env.step(np.zeros(2, np.float32))
-    assert truncated
-    assert np.array_equal(env.render(), before)  # it stood still; the next start is elsewhere
-    assert not np.array_equal(task.render([0])[0], before)
-
-
 def test_without_a_seed_envs_begin_at_random():
     def starts():
         env = gymnasium.make_vec("lightning_rl/PointMass-v0", num_envs=2)

@@ -179,26 +179,6 @@ def late(num_envs):
     return TensorSimulator(num_envs, Late, resets="a_step_late")
 
 
-def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
-    rollout, _ = collected(Late, steps=24, resets="a_step_late")
-    padding = rollout["padding"][:, :-1]
-    done = rollout["done"][:, :-1]
-    assert torch.equal(padding[:, 1:], done[:, :-1]), "each end has one behind it"
-    assert not padding[:, 0].any()
-    assert not done[padding].any()
-    assert (rollout["reward"][:, :-1][padding] == 0).all()
-    for row, begin in enumerate((-1.0, 0.0, 1.0)):
-        steps = rollout[row, :-1][~padding[row]]  # as one that resets in time would have them
-        place = steps["observation", "policy"][:, 0]
-        moved = place + steps["action"][:, 0]
-        torch.testing.assert_close(steps["reward"], moved)
-        following = torch.where(steps["done"], begin, moved)
-        torch.testing.assert_close(place[1:], following[:-1])
-    rows, at = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
-    final = final_observations(rollout, rows, at)["policy"]
-    torch.testing.assert_close(final, rollout["reward"][rows, at][:, None])
-
-
 def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
     def keep(module, rollout, batch_idx):
         module.rollout, module.learnt = rollout, 0
@@ -245,20 +225,6 @@ def test_a_memory_and_a_late_reset_do_not_go_together():
 def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():
     with refused(names=("IsaacLike", "env", "final_obs", "missing_final: last_observation")):
         collected(IsaacLike)
-
-
-def test_an_end_that_the_env_ignores_goes_on():
-    rollout, _ = collected(variant(ManiSkillLike, ignore_terminations=True), steps=4 * LIMIT)
-    assert not rollout["terminated"].any()
-    assert rollout["truncated"][:, :-1].sum() == 3 * 4
-
-
-def test_a_reset_takes_one_seed_or_one_of_each():
-    for seeds, expected in (("one", [None, 7, 7]), ("each", [None, [7, 8, 9], [7, 8, 5]])):
-        env = TensorSimulator(3, ManiSkillLike, seeds=seeds)
-        env.reset(seed=7)
-        env.reset(seed=[7, 8, 5])
-        assert env.simulator.seeds == expected
 
 
 def another_mode(num_envs):
@@ -344,16 +310,6 @@ def test_what_is_no_such_simulator_is_refused(name):
 
 def simulated(num_envs):
     return TensorSimulator(num_envs, IsaacLike, missing_final="last_observation")
-
-
-def test_a_critic_that_knows_more_trains_on_it_and_a_resumed_run_says_what_is_lost(tmp_path):
-    keys = {"actor_keys": ["policy"], "critic_keys": ["critic"]}
-    module, *_ = train(tmp_path, env=simulated, policy=keys, trainer={"max_epochs": 1})
-    assert module.policy.actor[0].in_features == 1
-    assert module.policy.critic[0].in_features == 2
-    with refused(UserWarning, names=("env", "state")):
-        train(tmp_path, env=simulated, policy=keys, ckpt_path=last(tmp_path))
-    assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 4 * 16 * 6
 
 
 def test_groups_of_equal_starts_are_refused_where_there_is_one_seed(tmp_path):

@@ -298,13 +298,6 @@ def test_a_compiled_update_of_a_correction_follows_the_eager_one(files, traced_o
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)
 
 
-def test_it_is_not_trained(files, capsys):
-    ppo = {"class_path": "GRPO", "init_args": {"policy": ONNX, "batch_size": 8, "group_size": 2}}
-    with pytest.raises(SystemExit):
-        run(["fit", "--config", write_config("ppo", ppo)])
-    assert_names(capsys.readouterr().err, "GRPO", "requires_grad")
-
-
 def test_ppo_corrects_it_and_resumes_exactly_and_no_graph_is_exported(files, capsys):
     correction = {"class_path": "GaussianResidualActorCritic"}
     correction["init_args"] = {"base": ONNX, "hidden_sizes": [8]}

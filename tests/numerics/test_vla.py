@@ -1,7 +1,5 @@
 """What must hold of a policy that sees, reads and acts in chunks, and of its training."""
 
-from functools import partial
-
 import gymnasium
 import numpy as np
 import pytest
@@ -24,9 +22,8 @@ from lightning_rl import (
 )
 from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
-from lightning_rl.rollout.contract import next_observations
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars
+from tests.helpers import assert_same_run, fit_in, last, make_collector, scalars
 from tests.messages import refused
 from tests.variants import after
 
@@ -40,21 +37,6 @@ def make_env(num_envs=8):
 def make_policy(env=None, **kwargs):
     env = make_env(1) if env is None else env
     return VLAPolicy(env.single_observation_space, env.single_action_space, **kwargs)
-
-
-@pytest.mark.parametrize(("head", "level"), HEADS)
-@pytest.mark.parametrize("temperature", [1.0, 1.6])
-def test_log_prob_is_the_same_when_sampling_and_when_evaluating(head, level, temperature):
-    env = make_env(24)
-    policy = make_policy(env, head=head, log_prob_level=level, temperature=temperature)
-    td = TensorDict({"observation": env.reset(seed=0)[0]}, [24])
-    with torch.no_grad():
-        policy(td)
-        assert td["action"].shape == (24, 4, 2)
-        assert td["sample_log_prob"].shape == (24, 8 if level == "token" else 4)
-        for size in (1, 5, 24):
-            new = [policy.evaluate_actions(part)["sample_log_prob"] for part in td.split(size)]
-            torch.testing.assert_close(torch.cat(new), td["sample_log_prob"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("head", ["token", "gaussian"])
@@ -86,15 +68,6 @@ def test_tokens_are_bins_from_bound_to_bound_and_the_mode_is_the_likeliest():
     assert torch.equal(
         policy.get_action(td.clone(), deterministic=True)["action"], greedy["action"]
     )
-
-
-def test_gaussian_numbers_are_in_units_of_the_bounds():
-    env = make_env(1)
-    low, high = np.full((4, 2), -3.0, np.float32), np.full((4, 2), 7.0, np.float32)
-    space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-    policy = VLAPolicy(env.single_observation_space, space, head="gaussian")
-    assert torch.equal(policy.head.to_action(torch.ones(1, 8)), torch.full((1, 4, 2), 7.0))
-    assert torch.equal(policy.head.to_action(-torch.ones(1, 8)), torch.full((1, 4, 2), -3.0))
 
 
 def test_the_value_has_its_own_learning_rate_and_leaves_the_backbone_alone():
@@ -146,44 +119,6 @@ def test_the_first_ratio_is_one_and_the_policy_moves(algorithm, head, level, tmp
     assert trained == collected > 0
 
 
-@pytest.mark.parametrize("level", ["token", "chunk"])
-def test_micro_batches_add_up_to_the_gradient_of_the_whole(level, tmp_path):
-    """Also where the parts that were executed are shared out unevenly."""
-    gradients = []
-    for size in (None, 5):
-        torch.manual_seed(0)
-        policy = make_policy(log_prob_level=level, micro_batch_size=size)
-        module = PPO(policy, n_epochs=1, batch_size=32, optimizer=lambda p: torch.optim.SGD(p, 0.1))
-        fit(tmp_path / str(size), module, data_module(iterations=1), enable_checkpointing=False)
-        gradients.append([p.detach().clone() for p in policy.parameters()])
-    for whole, pieces in zip(*gradients, strict=True):
-        torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-6)
-
-
-def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
-    policy = make_policy()
-    data = data_module(16, 4, 30, partial(DatasetCollector, episodes=16))
-    module = BehaviorCloning(policy, n_epochs=4, batch_size=64, learning_rate=3e-3)
-    fit(tmp_path / "bc", module, data)
-    losses = [value for _, value in scalars(tmp_path / "bc")["train/negative_log_prob"]]
-    assert losses[-1] < 0.6 * losses[0]
-    assert torch.equal(
-        policy.value_head[0].weight,
-        load(last(tmp_path / "bc"))["state_dict"]["policy.value_head.0.weight"],
-    )
-    begun = make_policy()
-    ppo = PPO(begun, n_epochs=1, batch_size=16, critic_warmup_iterations=9)
-    warm_start = {"init_from": str(last(tmp_path / "bc"))}
-    fit(tmp_path / "ppo", ppo, data_module(iterations=1), **warm_start)
-    assert int(begun.version) == 1, "counts its own updates"
-    for name, parameter in begun.backbone.named_parameters():
-        assert torch.equal(parameter, policy.backbone.get_parameter(name)), name
-    grpo = GRPO(make_policy(), group_size=4, kl_coef=0.1, batch_size=16)
-    fit(tmp_path / "grpo", grpo, data_module(iterations=1), **warm_start)
-    for a, b in zip(grpo.reference.kept, policy.parameters(), strict=False):
-        assert torch.equal(a, b), "the reference is what training began with"
-
-
 def test_resume_is_exact(tmp_path):
     def run(name, **kwargs):
         torch.manual_seed(5)
@@ -203,34 +138,6 @@ def test_stale_rollouts_train_too(correction, tmp_path):
     logged = scalars(tmp_path)
     assert max(value for _, value in logged["async/staleness_max"]) == 1
     assert all(np.isfinite(value) for _, value in logged["train/policy_loss"])
-
-
-def test_an_expert_recorded_to_a_dataset_is_what_is_learnt_from_it_in_chunks(tmp_path):
-    pytest.importorskip("pyarrow", reason="needs the extra data")
-    pytest.importorskip("av", reason="needs the extra data")
-    env = make_env(5)
-    task = env.env
-    spaces = task.single_observation_space, task.single_action_space
-    writer = EpisodeWriter(tmp_path / "data", *spaces, task.render_fps, pictures="png")
-    for episode in expert_episodes(task, 7, 3):
-        writer.write(episode)
-    writer.finalise()
-    policy = make_policy(env)
-    rollout = make_collector(DatasetCollector, env, policy, 4, 1, str(tmp_path / "data")).collect()
-    expected = make_collector(DatasetCollector, env, policy, 4, 3, episodes=7).collect()
-    assert expected["success"].any(1).all()
-    assert expected["executed"].sum(-1).max() == 4
-    assert rollout.batch_size == expected.batch_size
-    counted = ~expected["padding"][:, :-1]
-    names = "action step_reward executed terminated truncated done success padding"
-    for name in names.split():
-        assert torch.equal(rollout[name], expected[name]), name
-    torch.testing.assert_close(rollout["reward"], expected["reward"])
-    for name, leaf in expected["observation"].items():
-        assert torch.equal(rollout["observation", name][:, :-1][counted], leaf[:, :-1][counted]), (
-            name
-        )
-    assert len(next_observations(rollout)["rgb"]), "each true final observation is there"
 
 
 def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
@@ -270,17 +177,3 @@ def test_what_a_vla_cannot_take_is_refused(tmp_path):
         make_policy(temperature=0.0)
     with refused(names=("BehaviorCloning", "SyncCollector", "class_path: DatasetCollector")):
         fit(tmp_path, BehaviorCloning(make_policy(), batch_size=16), data_module())
-
-
-def test_several_cameras_are_seen():
-    env = make_env(3)
-    spaces = dict(env.single_observation_space.items())
-    spaces["rgb"] = gymnasium.spaces.Box(0, 255, (2, 32, 32, 3), np.uint8)
-    policy = VLAPolicy(gymnasium.spaces.Dict(spaces), env.single_action_space)
-    observation = env.reset(seed=0)[0]
-    both = observation.clone()
-    both["rgb"] = torch.stack((observation["rgb"], observation["rgb"].flip(1)), 1)
-    value = policy.get_value(TensorDict({"observation": both}, [3]))["value"]
-    both["rgb"][:, 1] = 0
-    blind = policy.get_value(TensorDict({"observation": both}, [3]))["value"]
-    assert not torch.allclose(value, blind)

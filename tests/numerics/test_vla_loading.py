@@ -82,24 +82,6 @@ def test_a_loaded_model_gives_the_same_log_prob_in_any_batch(name, head, directo
             torch.testing.assert_close(torch.cat(new), td["sample_log_prob"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_loaded_is_what_was_saved_and_it_sees_and_reads(name, directories):
-    env = make_env(4)
-    policy = policy_of(directories, name, env)
-    torch.manual_seed(0)
-    saved = load_vla_model("hf_config", config=CONFIGS[name])
-    assert_same(saved.state_dict(), policy.backbone.model.state_dict())
-    observation = env.reset(seed=0)[0]
-    with torch.no_grad():
-        slots = policy.features(TensorDict({"observation": observation}, [4])).slots
-        for key in ("rgb", "language", "proprio"):
-            other = observation.clone()
-            other[key] = other[key].roll(1, 0)
-            changed = policy.features(TensorDict({"observation": other}, [4])).slots
-            assert (changed - slots).abs().max() > 1e-4, key
-    assert policy.backbone.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
-
-
 def test_pixels_are_scaled_as_the_directory_says(directories):
     backbone = TransformersBackbone("hf", str(directories / "smolvlm"))
     picture = torch.tensor([0, 102, 255], dtype=torch.uint8).expand(1, 32, 32, 3)
@@ -119,27 +101,6 @@ def test_every_family_takes_steps_from_a_first_ratio_of_one(name, algorithm, dir
     assert max(first.abs().max() for first in module.firsts) < 1e-5
     after = policy.backbone.model.parameters()
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_lora_trains_its_own_parameters_and_nothing_else_of_the_model(directories, tmp_path):
-    peft = pytest.importorskip("peft")
-    policy = policy_of(directories, "smolvlm", lora={"r": 4})
-    trained = [n for n, p in policy.backbone.model.named_parameters() if p.requires_grad]
-    assert trained
-    assert all("lora_" in name for name in trained)
-    before = {name: p.clone() for name, p in policy.named_parameters()}
-    module = PPO(policy, n_epochs=2, batch_size=16, ent_coef=0.01)
-    fit(tmp_path / "run", module, data_module(iterations=1), enable_checkpointing=False)
-    moved = {n for n, p in policy.named_parameters() if not torch.equal(before[n], p)}
-    assert any("lora_" in name for name in moved)
-    assert not any(n.startswith("backbone.model.") and "lora_" not in n for n in moved)
-    policy.backbone.model.save_pretrained(tmp_path / "adapter")
-    again = policy_of(directories, "smolvlm", adapter=str(tmp_path / "adapter"))
-    loaded = dict(again.backbone.model.named_parameters())
-    for name in trained:
-        assert torch.equal(loaded[name], policy.backbone.model.get_parameter(name)), name
-    base = load_vla_model("hf", str(directories / "smolvlm"))
-    assert peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")) is not None
 
 
 def test_exported_as_weights_its_adapter_lies_beside_as_peft_writes_it(directories, tmp_path):

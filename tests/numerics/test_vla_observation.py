@@ -204,18 +204,6 @@ def test_a_vla_trains_in_chunks_in_a_gymnasium_env_from_the_command_line(
     run_cli(["validate", "--ckpt_path", "last", "--trust_code", "true"])
 
 
-def test_a_collector_sees_each_episode_with_its_own_instruction(tokenizer):
-    env = in_chunks(instruction="task", tokenizer=tokenizer, length=4)
-    policy = VLAPolicy(env.single_observation_space, env.single_action_space)
-    rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
-    language, count = rollout["observation"]["language"], rollout["observation"]["proprio"][..., 1]
-    episode = (count * 10).round().long()
-    assert len(episode.unique()) > 1
-    expected = torch.tensor([[2, 4, 0, 0], [3, 4, 5, 0]])[episode % 2]
-    assert torch.equal(language, expected)
-    assert rollout["done"][:, :-1].any(0).tolist() == [False, False, True] * 2
-
-
 @pytest.mark.parametrize(
     "content",
     [
