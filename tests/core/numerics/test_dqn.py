@@ -123,18 +123,6 @@ def test_actions_have_the_probabilities_of_the_rule(rule, amount, actor):
     assert best.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("rule", ["epsilon", "boltzmann"])
-def test_forbidden_actions_have_no_share(rule):
-    policy = QPolicy(MASKED, FOUR, (8,), exploration=rule)
-    policy.set_exploration(1.0)
-    mask = torch.tensor([[0, 1, 0, 1]], dtype=torch.int8).expand(500, -1)
-    observation = TensorDict({"state": torch.zeros(500, 3), "action_mask": mask}, [500])
-    td = policy.get_action(TensorDict({"observation": observation}, [500]))
-    assert set(td["action"].tolist()) == {1, 3}
-    if rule == "epsilon":
-        torch.testing.assert_close(td["sample_log_prob"], torch.full((500,), 0.5).log())
-
-
 def test_exploration_and_target_follow_env_steps_and_updates(tmp_path):
     """The one falls from .8 to .2 in the first half of 384 steps, by rollouts of 64."""
     seen, moves = [], []

@@ -1,7 +1,6 @@
 """The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
 
 import itertools
-import sys
 
 import gymnasium
 import numpy as np
@@ -10,9 +9,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import VectorEnvWrapper
-from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
+from lightning_rl.envs import GymnasiumEnv, VectorEnv
 from lightning_rl.envs.gymnasium import episode_log
-from lightning_rl.envs.gymnasium.inline import FastDiscrete
 from lightning_rl.rollout.contract import map_tree
 from tests.envs import ScriptedEnv, ScriptedVector, Walk, draw
 from tests.helpers import assert_same, through_file
@@ -211,76 +209,8 @@ def test_final_observations_of_an_env_that_reuses_its_array():
     assert final[:, 0].tolist() == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("clip_action", [True, False])
-def test_continuous_actions_are_clipped_to_the_space(clip_action):
-    space = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
-    env = GymnasiumEnv(2, "Echo-v0", env_kwargs={"action_space": space}, clip_action=clip_action)
-    env.reset(seed=0)
-    action = torch.tensor([[-5.0, -5.0], [0.5, 9.0]])
-    sent = action.clone()
-    observation, reward, *_ = env.step(action)
-    expected = [[-1.0, 0.0], [0.5, 3.0]] if clip_action else sent.tolist()
-    assert observation.tolist() == expected
-    assert reward.tolist() == [sum(row) for row in expected]
-    assert torch.equal(action, sent)
-    env.close()
-
-
-def test_the_quick_check_of_an_action_answers_as_gymnasium_does():
-    env = GymnasiumEnv(1, "CartPole-v1")
-    quick = env._env.envs[0].unwrapped.action_space
-    plain = Discrete(2)
-    assert type(quick) is FastDiscrete
-    assert type(env.single_action_space) is Discrete
-    for action in (*map(np.int64, (-1, 0, 1, 2)), 1, 2, 1.0, np.int32(1), np.array(1), None):
-        assert quick.contains(action) == plain.contains(action), repr(action)
-    env.close()
-
-
-@pytest.mark.parametrize("start", [0, 3, -2])
-def test_discrete_actions_begin_at_their_start(start):
-    space = Discrete(3, start=start)
-    env = GymnasiumEnv(3, "Echo-v0", env_kwargs={"action_space": space})
-    env.reset(seed=0)
-    observation, *_ = env.step(torch.tensor([0, 1, 2]))
-    assert observation[:, 0].tolist() == [start, start + 1, start + 2]
-    env.close()
-
-
 def doubled(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
-
-
-def plus_one(env):
-    return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1)
-
-
-def test_wrappers_apply_in_order_and_to_the_final_observation():
-    wrappers = [gymnasium.wrappers.FlattenObservation, doubled, plus_one]
-    env = GymnasiumEnv(2, "Tree-v0", wrappers=wrappers)
-    assert env.single_observation_space.shape == (2 + 100 + 4,)
-
-    def by_hand():
-        return plus_one(doubled(gymnasium.wrappers.FlattenObservation(gymnasium.make("Tree-v0"))))
-
-    assert_equals_by_hand(env, by_hand, (4, 6), random_actions(TREE_ACTION, 40, 2))
-
-
-def test_a_vector_entry_point_that_resets_in_the_same_step():
-    env = GymnasiumEnv(3, "Vector-v0", vectorization="vector_entry_point")
-    env.reset(seed=0)
-    steps = play(env, torch.zeros(4, 3, dtype=torch.int64))
-    assert [step[0].flatten().tolist() for step in steps] == [
-        [1, 1, 1],
-        [0, 2, 2],
-        [1, 0, 3],
-        [0, 1, 0],
-    ]
-    assert steps[0][4] is None
-    assert steps[1][4][0].tolist() == [2.0]
-    assert steps[3][4][2].tolist() == [4.0]
-    assert env.state_dict() is None
-    env.close()
 
 
 def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
@@ -332,48 +262,6 @@ def test_a_missing_package_names_the_cure(id, error, cure, monkeypatch):
         GymnasiumEnv(2, id)
 
 
-@pytest.fixture
-def module_with_an_env(tmp_path, monkeypatch):
-    """A module, not yet imported, whose import registers an env."""
-    source = (
-        "import gymnasium\n"
-        "from tests.core.numerics.test_envs import counter\n"
-        "gymnasium.register('FromModule-v0', counter)\n"
-    )
-    (tmp_path / "module_with_an_env.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "module_with_an_env"
-    sys.modules.pop("module_with_an_env", None)
-    gymnasium.registry.pop("FromModule-v0", None)
-
-
-def test_a_module_before_the_id_is_imported(module_with_an_env):
-    with refused(names="'FromModule-v0'"):
-        GymnasiumEnv(1, "FromModule-v0")
-    env = GymnasiumEnv(1, f"{module_with_an_env}:FromModule-v0")
-    assert env.reset(seed=0)[0].shape == (1, 2)
-    env.close()
-
-
-def test_success_is_that_of_the_finished_episode():
-    kwargs = {"action_space": Discrete(9), "length": 2}
-    env = GymnasiumEnv(3, "Echo-v0", env_kwargs=kwargs)
-    env.reset(seed=0)
-    assert "success" not in env.step(torch.tensor([2, 2, 2]))[4]
-    info = env.step(torch.tensor([4, 3, 6]))[4]
-    assert info["success"].dtype == torch.bool
-    assert info["success"].tolist() == [True, False, True]
-    env.close()
-
-
-def test_is_success_is_understood_too():
-    kwargs = {"action_space": Discrete(9), "length": 1, "told": "is_success"}
-    env = GymnasiumEnv(2, "Echo-v0", env_kwargs=kwargs)
-    env.reset(seed=0)
-    assert env.step(torch.tensor([4, 3]))[4]["success"].tolist() == [True, False]
-    env.close()
-
-
 def go_on_exactly(id, before, after, *, count=3, **kwargs):
     """Assert that an env that was saved after `before` steps goes on like one that was not."""
     env, other = (GymnasiumEnv(count, id, **kwargs) for _ in range(2))
@@ -410,10 +298,6 @@ def test_an_async_env_goes_on_exactly():
     go_on_exactly("Tree-v0", 17, 20, count=2, vectorization="async")
 
 
-def test_an_env_with_shifted_actions_goes_on_exactly():
-    go_on_exactly("Echo-v0", 7, 9, env_kwargs={"action_space": Discrete(3, start=2)})
-
-
 @pytest.mark.parametrize("before", [1023, 1024, 2100])
 def test_long_episodes_go_on_exactly(before):
     """The actions that no episode needs any more are dropped now and then, and only those."""
@@ -437,15 +321,6 @@ def test_long_episodes_go_on_exactly(before):
         finished.close()
 
 
-def test_a_saved_state_holds_only_the_actions_of_the_episodes_under_way():
-    env = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 5})
-    env.reset(seed=0)
-    play(env, torch.zeros(2053, 2, dtype=torch.int64))
-    lengths = [len(episode["actions"]) for episode in env.state_dict()["episodes"]]
-    assert lengths == [2053 % 5] * 2
-    env.close()
-
-
 def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
     monkeypatch.setattr(episode_log, "MAX_REPLAY_STEPS", 100)
     env = GymnasiumEnv(2, "Counter-v0")
@@ -455,53 +330,9 @@ def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
     env.close()
 
 
-def test_a_saved_state_does_not_change_with_the_env():
-    env = GymnasiumEnv(2, "Tree-v0")
-    env.reset(seed=0)
-    actions = random_actions(TREE_ACTION, 20, 2)
-    play(env, actions[:9])
-    state = env.state_dict()
-    copy = {"episodes": state["episodes"], "observation": plain(state["observation"])}
-    copy["episodes"] = [dict(e, actions=e["actions"].clone()) for e in state["episodes"]]
-    play(env, actions[9:])
-    assert_same(state, copy)
-    env.close()
-
-
-def test_an_env_with_other_settings_is_not_restored():
-    env = GymnasiumEnv(2, "Counter-v0")
-    env.reset(seed=0)
-    play(env, torch.zeros(5, 2, dtype=torch.int64))
-    other = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 3})
-    with refused(RestoreError, names="episode"):
-        other.load_state_dict(env.state_dict())
-    env.close()
-    other.close()
-
-
 def walk(num_envs, max_episode_steps=4):
     """Walk along a line from a random start; fail beyond ±2."""
     return Walk(num_envs, max_episode_steps, edge=2.0, width=3.0)
-
-
-def test_a_torch_env_walks_fails_runs_out_of_time_and_resets_at_once():
-    env = walk(6)
-    x, elapsed = plain(env.reset(seed=0)[0]), torch.zeros(6, dtype=torch.int64)
-    actions = torch.randn(60, 6, 1, generator=torch.Generator().manual_seed(1))
-    kinds = set()
-    for action, step in zip(actions, play(env, actions), strict=True):
-        observation, reward, terminated, truncated, final = step
-        moved, elapsed = x + action, elapsed + 1
-        assert torch.equal(final, moved)
-        assert torch.equal(reward, moved[:, 0])
-        assert torch.equal(terminated, moved[:, 0].abs() > 2)
-        assert torch.equal(truncated, elapsed == 4)
-        done = terminated | truncated
-        assert torch.equal(observation[~done], moved[~done])
-        assert (observation[done] != moved[done]).all()
-        x, elapsed = observation, torch.where(done, 0, elapsed)
-        kinds |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
-    assert {(False, False), (True, False), (False, True)} <= kinds
 
 
 @pytest.mark.parametrize("make", [walk, TimeLimitProbe, ValueProbe, ActionProbe])

@@ -265,19 +265,6 @@ def test_what_comes_in_while_minibatches_are_drawn_is_refused():
         next(batches)
 
 
-def test_each_transition_is_drawn_as_often():
-    stream = Stream(VECTOR, 4, seed=2)
-    replay = ReplayBuffer(VECTOR, ACTION, 4, "cpu", 3, capacity=100)
-    for _ in range(5):
-        replay.extend(stream.next(9))
-    assert len(replay) == 100
-    drawn = torch.cat([batch["observation"][:, 0] for batch in replay.batches(100, 1000)])
-    _, counts = drawn.unique(return_counts=True)
-    assert len(counts) == 100
-    chi_square = ((counts - 1000.0) ** 2 / 1000.0).sum()
-    assert 55 < chi_square < 155  # 99 degrees of freedom: outside with probability 1e-4
-
-
 def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
     empty = ReplayBuffer(VECTOR, ACTION, 4, "cpu", capacity=100)
     with refused(RuntimeError, names=("replay", "extend()")):
