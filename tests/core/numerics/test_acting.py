@@ -32,16 +32,13 @@ CASES = [
 ]
 
 
-def make(action_space, num_envs=N, cls=ActorCritic, observation_space=OBSERVATIONS, **kwargs):
+def make(action_space, **kwargs):
     torch.manual_seed(5)
-    policy = cls(observation_space, action_space, (16, 8), **kwargs)
+    policy = ActorCritic(OBSERVATIONS, action_space, (16, 8), **kwargs)
     with torch.no_grad():
         policy.actor[-1].weight.mul_(100)  # make it care about what it sees
-    rollout = allocate_rollout(
-        observation_space, action_space, num_envs, T, extra_fields=policy.extra_fields
-    )
-    if isinstance(observation_space, Box):
-        rollout["observation"].copy_(4 * torch.randn(rollout["observation"].shape))
+    rollout = allocate_rollout(OBSERVATIONS, action_space, N, T, extra_fields=policy.extra_fields)
+    rollout["observation"].copy_(4 * torch.randn(rollout["observation"].shape))
     if policy.normalizer is not None:
         policy.normalizer.update(3 + 2 * torch.randn(50, 5))
     return policy, rollout

@@ -68,14 +68,6 @@ def collected(collector, count):
     return [rollout_state(collector.collect()) for _ in range(count)]
 
 
-ENVS = {
-    "CartPole": lambda: GymnasiumEnv(4, "CartPole-v1"),
-    "Timed": lambda: GymnasiumEnv(4, "tests/Timed-v0"),
-    "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
-    "torch": lambda: ValueProbe(5, delay=3),
-}
-
-
 def transitions_of(rollouts, key="action"):
     return torch.cat([rollout[key][:, :-1] for rollout in rollouts], dim=1)
 
@@ -130,9 +122,11 @@ def test_a_policy_with_dropout_acts_in_eval_mode():
     assert (dropped - transitions["sample_log_prob"]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", ENVS)
-def test_the_seed_decides_everything(name):
-    one, same, other = (collected(collector_of(ENVS[name](), seed=s), 3) for s in (3, 3, 4))
+@pytest.mark.parametrize(
+    "make", [lambda: "CartPole-v1", lambda: "tests/Timed-v0", lambda: ValueProbe(5, delay=3)]
+)
+def test_the_seed_decides_everything(make):
+    one, same, other = (collected(collector_of(make(), seed=s), 3) for s in (3, 3, 4))
     assert_same(one, same)
     assert not torch.equal(transitions_of(one), transitions_of(other))
 
@@ -172,11 +166,10 @@ def episodes_by_hand(reward, done):
     return result
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("chance", [0.02, 0.15, 0.9, 1.0])
+@pytest.mark.parametrize("chance", [0.02, 0.15, 1.0])
 @pytest.mark.parametrize("lengths", [[120], [1] * 120, [7, 50, 3, 60]])
-def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
-    rng, statistics = np.random.default_rng(seed), EpisodeStatistics(5)
+def test_statistics_are_those_of_the_episodes(chance, lengths):
+    rng, statistics = np.random.default_rng(0), EpisodeStatistics(5)
     reward, done = rng.normal(size=(5, 120)), rng.random((5, 120)) < chance
     steps = torch.from_numpy(reward).float(), torch.from_numpy(done)
     for part in zip(*(values.split(lengths, 1) for values in steps), strict=True):

@@ -176,8 +176,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("policy_class", REFUSED)
+@pytest.mark.parametrize(
+    ("policy_class", "compile"), [*((cls, False) for cls in REFUSED), (Recurrent, True)]
+)
 def test_a_policy_whose_first_ratio_is_not_one_is_refused(policy_class, compile, tmp_path):
     with refused(names=(f"{policy_class.__name__}.evaluate_actions", *REFUSED[policy_class])):
         train(tmp_path, policy_class, compile=compile)

@@ -94,7 +94,9 @@ def test_twenty_updates_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("actor", [NumpyActor, StepwiseActor])
-@pytest.mark.parametrize(("rule", "amount"), [("epsilon", 0.4), ("epsilon", 0.0), ("epsilon", 1.0), ("boltzmann", 0.5)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "amount"), [("epsilon", 0.4), ("epsilon", 1.0), ("boltzmann", 0.5)]
+)
 def test_actions_have_the_probabilities_of_the_rule(rule, amount, actor):
     policy = QPolicy(OBSERVATION_SPACE, FOUR, (8,), exploration=rule)
     policy.set_exploration(amount)

@@ -1,7 +1,5 @@
 """The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
 
-import itertools
-
 import gymnasium
 import numpy as np
 import pytest
@@ -15,25 +13,8 @@ from lightning_rl.rollout.contract import map_tree
 from tests.envs import ScriptedEnv, ScriptedVector, Walk, draw
 from tests.helpers import assert_same, through_file
 from tests.messages import refused
-from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
+from tests.probes import ValueProbe
 from tests.variants import concrete
-
-
-def echo(action_space, length=5, told="success"):
-    """Observe the action that was received; end after `length` steps, the last one a success if it is even."""
-
-    def observe(env):
-        return np.atleast_1d(np.asarray(env.action, np.float32))
-
-    return ScriptedEnv(
-        Box(-np.inf, np.inf, (max(1, int(np.prod(action_space.shape))),)),
-        action_space,
-        observe=observe,
-        reward=lambda env: float(observe(env).sum()),
-        terminated=lambda env: env.age == length,
-        info=lambda env: {told: observe(env).flat[0] % 2 == 0} if env.age == length else {},
-    )
-
 
 TREE = Dict(
     {
@@ -91,30 +72,16 @@ def counter(ends=None, reuse=False):
     )
 
 
-TOTAL = itertools.count()
-
-
-def forgetful():
-    """Depend on something else than seed and actions."""
-    return ScriptedEnv(observe=lambda env: np.full(1, next(TOTAL), np.float32))
-
-
-def same_step_vector(num_envs, **kwargs):
-    """Make a batched env that resets finished envs in the same step; env i ends every i + 2 steps."""
-    lengths = itertools.count(2)
-    return ScriptedVector(num_envs, lambda: ScriptedEnv(Box(0, 99, (1,)), length=next(lengths)))
-
-
-IDS = {"Echo-v0": echo, "Tree-v0": tree, "Counter-v0": counter, "Forgetful-v0": forgetful}
+IDS = {"Tree-v0": tree, "Counter-v0": counter, "Vector-v0": counter}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
     for id, entry_point in IDS.items():
-        gymnasium.register(id, entry_point)
-    gymnasium.register("Vector-v0", counter, vector_entry_point=same_step_vector)
+        vector = ScriptedVector if id == "Vector-v0" else None
+        gymnasium.register(id, entry_point, vector_entry_point=vector)
     yield
-    for id in [*IDS, "Vector-v0"]:
+    for id in IDS:
         del gymnasium.registry[id]
 
 
@@ -209,10 +176,6 @@ def test_final_observations_of_an_env_that_reuses_its_array():
     assert final[:, 0].tolist() == [4.0, 4.0]
 
 
-def doubled(env):
-    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
-
-
 def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
     with refused(names=("'CartPole-v1'", "NEXT_STEP", "vectorization: sync or async")):
         GymnasiumEnv(2, "CartPole-v1", vectorization="vector_entry_point")
@@ -223,16 +186,12 @@ def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
     [
         ({"id": "CartPol-v1"}, ("'CartPol-v1'", "CartPole-v1")),
         ({"id": "cartpole-v1"}, ("close matches", "CartPole-v1")),
-        ({"id": "CartPole-v99"}, ("'CartPole-v99'", "CartPole-v1")),
-        ({"id": "Echo-v1"}, ("close matches", "Echo-v0")),
-        ({"id": ""}, "id"),
         ({"id": "CartPole-v1", "num_envs": 0}, ("num_envs", "at least 1", "0")),
-        ({"id": "CartPole-v1", "num_envs": -3}, ("num_envs", "at least 1", "-3")),
         ({"id": "CartPole-v1", "env_kwargs": {"gravitas": 1}}, "gravitas"),
         ({"id": "no_such_module:Env-v0"}, "'no_such_module'"),
         ({"id": "Tree-v0", "vectorization": "vector_entry_point"}, "vector entry point"),
         (
-            {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [doubled]},
+            {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [max]},
             ("wrappers", "vectorization", "sync or async"),
         ),
     ],
@@ -247,8 +206,6 @@ def test_an_env_that_cannot_be_made_says_why(arguments, message):
     [
         ("HalfCheetah-v5", "mujoco is not installed", "pip install -e '.[mujoco]'"),
         ("LunarLander-v3", "Box2D is not installed", "pip install 'gymnasium[box2d]'"),
-        ("CartPole-v1", "pygame is not installed", "pip install 'gymnasium[classic-control]'"),
-        ("CartPole-v1", "opencv (cv2) is not installed", "pip install 'gymnasium[other]'"),
         ("CartPole-v1", "No module named 'ale_py'", "pip install 'gymnasium[atari]'"),
         ("Tree-v0", "frobnicate is not installed", "frobnicate"),
     ],
@@ -267,7 +224,6 @@ def go_on_exactly(id, before, after, *, count=3, **kwargs):
     env, other = (GymnasiumEnv(count, id, **kwargs) for _ in range(2))
     env.reset(seed=21)
     actions = random_actions(env.single_action_space, before + after, count)
-    actions -= int(getattr(env.single_action_space, "start", 0))
     observations = play(env, actions[:before])
     state = env.state_dict()
     whole = play(env, actions[before:])
@@ -289,7 +245,7 @@ def without_meaningless_rows(steps):
     return result
 
 
-@pytest.mark.parametrize("before", [0, 1, 11, 12, 30])
+@pytest.mark.parametrize("before", [0, 12, 30])
 def test_a_tree_env_goes_on_exactly(before):
     go_on_exactly("Tree-v0", before, 30)
 
@@ -335,7 +291,7 @@ def walk(num_envs, max_episode_steps=4):
     return Walk(num_envs, max_episode_steps, edge=2.0, width=3.0)
 
 
-@pytest.mark.parametrize("make", [walk, TimeLimitProbe, ValueProbe, ActionProbe])
+@pytest.mark.parametrize("make", [walk, ValueProbe])
 def test_a_start_depends_on_its_seed_alone(make):
     seeds = [5, 9, 2, 14]
     together = plain(make(4).reset(seed=seeds)[0])

@@ -86,7 +86,7 @@ def test_a_compiled_run_follows_the_eager_one(tmp_path):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
 
 
-def update_repeatedly(*, compile, steps=5, optimizer=None):
+def update_repeatedly(*, compile, optimizer=None):
     """Five updates by one minibatch; return the module, its optimizer, what did the update, and the minibatch."""
     torch.manual_seed(0)
     data = make_data("Pendulum-v1")
@@ -94,7 +94,7 @@ def update_repeatedly(*, compile, steps=5, optimizer=None):
     minibatch = minibatch_for(module, data, 64)
     (optimizer,) = module.configure_optimizers()
     update = make_update(module, compile=compile, optimizer=optimizer)
-    for i in range(steps):
+    for i in range(5):
         optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
         update(minibatch.clone())
     return module, optimizer, update, minibatch

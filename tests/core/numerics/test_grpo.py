@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,7 +10,7 @@ from tensordict import TensorDict
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv
 from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.rollout.contract import flat_transitions
-from tests.envs import NUMBER, ScriptedEnv, ScriptedTask
+from tests.envs import NUMBER, ScriptedTask
 from tests.helpers import make_data, make_ppo, scalars, train
 from tests.messages import refused
 from tests.references import group_advantage
@@ -20,19 +19,15 @@ from tests.variants import after, before
 GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
 
 
-def countdown(num_envs, shared=True):
-    """Pay the action; end after a number of steps drawn at the start; succeed where it was even."""
+def countdown(num_envs):
+    """Pay the action; end after a number of steps drawn at the start."""
 
     def start(uniform):
-        left = (uniform * 12).floor() + 2
-        if not shared:
-            left = left + torch.arange(len(left))[:, None]
-        return {"left": left, "begun": left.clone()}
+        return {"left": (uniform * 12).floor() + 2}
 
     def move(env, state, action):
         left = state["left"] - 1
-        ended, even = left.squeeze(-1) <= 0, state["begun"].squeeze(-1) % 2 == 0
-        return {"left": left}, action.squeeze(-1), ended, {"success": ended & even}
+        return {"left": left}, action.squeeze(-1), left.squeeze(-1) <= 0
 
     settings = {"observe": lambda state: state["left"], "action_space": NUMBER, "steps": 1000}
     return ScriptedTask(num_envs, start, move, **settings)
@@ -139,18 +134,6 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
 def test_a_filter_needs_an_env_that_says_success(tmp_path):
     with refused(names=("filter_groups: true", "info['success']", "filter_groups: false")):
         learn(tmp_path, filter_groups=True)
-
-
-def late_success():
-    """Pay the action; end after 30 steps, and say of success nothing before."""
-    return ScriptedEnv(
-        reward=lambda env: float(env.action),
-        terminated=lambda env: env.age == 30,
-        info=lambda env: {"success": bool(env.action)} if env.age == 30 else {},
-    )
-
-
-gymnasium.register("tests/LateSuccess-v0", late_success)
 
 
 def test_a_group_is_left_out_only_where_all_its_members_have_ended_alike(tmp_path):

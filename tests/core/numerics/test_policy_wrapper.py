@@ -16,33 +16,18 @@ from tests.variants import after, concrete
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
 
 
-class Inner(ActorCritic):
-    """Answers in its own way whatever a policy may be asked."""
-
-    joint_ratio = True
-    micro_batch_size = 3
-
-    def parameter_groups(self):
-        groups = [list(self.actor.parameters()), list(self.critic.parameters())]
-        return [{"params": groups[0]}, {"params": groups[1], "lr_scale": 7.0}]
-
-
 def slow():
-    return SlowPolicy(*SPACES, lambda *spaces: Inner(*spaces, (8,)), delay_ms=0.0)
+    return SlowPolicy(*SPACES, lambda *spaces: ActorCritic(*spaces, (8,)), delay_ms=0.0)
 
 
-def members():
-    """The contract: the public names that `Policy` adds to a module, and `forward`."""
-    names = {*dir(Policy), *inspect.get_annotations(Policy)} - set(dir(nn.Module))
-    return sorted({n for n in names if not n.startswith("_")} | {"forward"})
-
-
-ITS_OWN = ("get_action", "training_settings", "belongs_to_critic", "acting_state")
+ITS_OWN = {"get_action", "training_settings", "belongs_to_critic", "acting_state"}
 """`forward` by definition, which a wrapper may change; names of the attributes of one module; what `critic_modules`
-says; and what is passed on under other names (tested below)."""
+says; and what is passed on under other names."""
+
+MEMBERS = (set(dir(Policy)) - set(dir(nn.Module)) - ITS_OWN) | {"forward"}
+METHODS = sorted(n for n in MEMBERS if n[0] != "_" and inspect.isfunction(getattr(Policy, n)))
 
 ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
-METHODS = [n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in ITS_OWN]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -111,8 +111,8 @@ class WeightPolicy(ScriptedPolicy):
 
 
 def consume(collector, policy, rollouts, delay=lambda: None):
-    """Train on some rollouts; return the steps, versions, actions, log-probs and lags of them all, in order."""
-    seen = {"steps": [], "versions": [], "actions": [], "log_probs": [], "lags": []}
+    """Train on some rollouts; return the steps, versions, actions and lags of them all, in order."""
+    seen = {"steps": [], "versions": [], "actions": [], "lags": []}
     for _ in range(rollouts):
         rollout = collector.collect()
         delay()  # a torn slot would show
@@ -120,7 +120,6 @@ def consume(collector, policy, rollouts, delay=lambda: None):
         seen["steps"] += now["observation"].flatten().long().tolist()
         seen["versions"] += now["policy_version"].flatten().tolist()
         seen["actions"] += now["action"][0].tolist()
-        seen["log_probs"] += now["sample_log_prob"].flatten().tolist()
         seen["lags"].append(int(policy.version) - int(now["policy_version"].min()))
         policy.learn()
         collector.publish()
@@ -177,7 +176,7 @@ def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_overwriting_counts_exactly_what_it_drops(max_staleness):
-    env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy()
+    env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy(Delay(3))
     collector = make_collector(
         AsyncCollector,
         env,
@@ -194,6 +193,7 @@ def test_overwriting_counts_exactly_what_it_drops(max_staleness):
     finally:
         collector.close()
     assert steps == sorted(set(steps)), "in order, none twice"
+    assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
     assert dropped >= steps[-1] + 1 - len(steps) > 0
     waiting = collector._buffer.statistics()["queue_depth"] * 4
     counters = collector._buffer.statistics()
