@@ -291,6 +291,26 @@ def walk(num_envs, max_episode_steps=4):
     return Walk(num_envs, max_episode_steps, edge=2.0, width=3.0)
 
 
+def test_a_torch_env_walks_fails_runs_out_of_time_and_resets_at_once():
+    env = walk(6)
+    x, elapsed = plain(env.reset(seed=0)[0]), torch.zeros(6, dtype=torch.int64)
+    actions = torch.randn(60, 6, 1, generator=torch.Generator().manual_seed(1))
+    kinds = set()
+    for action, step in zip(actions, play(env, actions), strict=True):
+        observation, reward, terminated, truncated, final = step
+        moved, elapsed = x + action, elapsed + 1
+        assert torch.equal(final, moved)
+        assert torch.equal(reward, moved[:, 0])
+        assert torch.equal(terminated, moved[:, 0].abs() > 2)
+        assert torch.equal(truncated, elapsed == 4)
+        done = terminated | truncated
+        assert torch.equal(observation[~done], moved[~done])
+        assert (observation[done] != moved[done]).all()
+        x, elapsed = observation, torch.where(done, 0, elapsed)
+        kinds |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
+    assert {(False, False), (True, False), (False, True)} <= kinds
+
+
 @pytest.mark.parametrize("make", [walk, ValueProbe])
 def test_a_start_depends_on_its_seed_alone(make):
     seeds = [5, 9, 2, 14]
