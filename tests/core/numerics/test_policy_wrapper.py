@@ -1,4 +1,4 @@
-"""A wrapper of a policy passes on all that a policy is asked for, under names old and new."""
+"""A wrapper of a policy passes on all that a policy is asked for."""
 
 import inspect
 
