@@ -26,29 +26,6 @@ def gae_by_sum(reward, value, terminated, truncated, final_value, gamma, gae_lam
     return advantage
 
 
-def monte_carlo_return(reward, value, terminated, truncated, final_value, gamma):
-    """Discounted sum of rewards to the end of the episode, plus what it is cut off from."""
-    n_envs, n_steps = reward.shape
-    result = np.zeros((n_envs, n_steps))
-    for n in range(n_envs):
-        for t in range(n_steps):
-            discount, total, k = 1.0, 0.0, t
-            while True:
-                total += discount * reward[n, k]
-                discount *= gamma
-                if terminated[n, k]:
-                    break
-                if truncated[n, k]:
-                    total += discount * final_value[n, k]
-                    break
-                if k == n_steps - 1:
-                    total += discount * value[n, n_steps]
-                    break
-                k += 1
-            result[n, t] = total
-    return result
-
-
 def forward_returns(reward, done, initial, gamma):
     """The running discounted return of each env, restarting after each end of an episode."""
     result = np.zeros_like(reward, dtype=np.float64)
@@ -121,11 +98,6 @@ def decoupled_policy_loss(log_prob, proximal, behavior, advantage, low, high, ca
         r, a = math.exp(log_prob[i]) / math.exp(proximal[i]), advantage[i]
         total += weight * (min(r, 1 + high) if a >= 0 else max(r, 1 - low)) * a
     return -total / len(log_prob)  # also of those whose weight is over the cap
-
-
-def interpolated_log_prob(log_prob, behavior, version_pi, version_prox, version_mu):
-    """Where the straight line from mu at its version to pi at its own passes the proximal version."""
-    return np.interp(version_prox, [version_mu, version_pi], [behavior, log_prob])
 
 
 def gaussian_log_prob(action, mean, std):

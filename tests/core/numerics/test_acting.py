@@ -13,10 +13,9 @@ from torch import nn
 from lightning_rl import ActorCritic
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
-from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
+from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
-from tests.variants import variant
 
 N, T = 6, 40
 OBSERVATIONS = Box(-np.inf, np.inf, (5,))
@@ -33,16 +32,13 @@ CASES = [
 ]
 
 
-def make(action_space, num_envs=N, cls=ActorCritic, observation_space=OBSERVATIONS, **kwargs):
+def make(action_space, **kwargs):
     torch.manual_seed(5)
-    policy = cls(observation_space, action_space, (16, 8), **kwargs)
+    policy = ActorCritic(OBSERVATIONS, action_space, (16, 8), **kwargs)
     with torch.no_grad():
         policy.actor[-1].weight.mul_(100)  # make it care about what it sees
-    rollout = allocate_rollout(
-        observation_space, action_space, num_envs, T, extra_fields=policy.extra_fields
-    )
-    if isinstance(observation_space, Box):
-        rollout["observation"].copy_(4 * torch.randn(rollout["observation"].shape))
+    rollout = allocate_rollout(OBSERVATIONS, action_space, N, T, extra_fields=policy.extra_fields)
+    rollout["observation"].copy_(4 * torch.randn(rollout["observation"].shape))
     if policy.normalizer is not None:
         policy.normalizer.update(3 + 2 * torch.randn(50, 5))
     return policy, rollout
@@ -78,43 +74,6 @@ def test_the_log_probs_are_those_of_the_actions_taken(space, kwargs):
     with torch.no_grad():
         expected = policy.evaluate_actions(transitions)["sample_log_prob"]
     torch.testing.assert_close(transitions["sample_log_prob"], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("space", "kwargs"), CASES)
-def test_both_ways_draw_from_the_same_distribution(space, kwargs):
-    """Mean log-prob and mean action of many samples agree within their standard errors."""
-    policy, rollout = make(space, num_envs=MAX_ENVS, **kwargs)
-    rollout["observation"].copy_(rollout["observation"][:1, :1].expand_as(rollout["observation"]))
-    statistics = []
-    for actor in (NumpyActor(policy, rollout), StepwiseActor(policy, rollout)):
-        with torch.no_grad():
-            act(actor)
-        transitions = rollout[:, :-1].reshape(-1)
-        columns = [
-            transitions["action"].double().flatten(1)
-            if transitions["action"].ndim > 1
-            else transitions["action"].double()[:, None],
-            transitions["sample_log_prob"].double()[:, None],
-        ]
-        samples = torch.cat(columns, dim=1)
-        statistics.append((samples.mean(0), samples.var(0) / len(samples)))
-    (mean, error), (other, other_error) = statistics
-    assert ((mean - other).abs() <= 4 * (error + other_error).sqrt() + 1e-9).all()
-
-
-@pytest.mark.parametrize(
-    ("space", "kwargs"),
-    [
-        (Discrete(4), {"num_envs": MAX_ENVS + 1}),
-        (Discrete(4), {"cls": variant(ActorCritic)}),
-        (Discrete(4), {"activation": "gelu"}),
-        (MultiDiscrete([2, 3]), {}),
-        (Discrete(4), {"observation_space": gymnasium.spaces.Dict(a=OBSERVATIONS)}),
-    ],
-)
-def test_what_numpy_does_not_cover_acts_in_torch(space, kwargs):
-    policy, rollout = make(space, **kwargs)
-    assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
 
 
 @pytest.mark.parametrize(

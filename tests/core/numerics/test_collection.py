@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic, VectorEnvWrapper
+from lightning_rl import ActorCritic
 from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.collectors.evaluation import (
@@ -28,7 +28,7 @@ from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.messages import refused
 from tests.probes import ValueProbe
-from tests.variants import after, before, concrete
+from tests.variants import after
 
 
 def timed():
@@ -68,42 +68,6 @@ def collected(collector, count):
     return [rollout_state(collector.collect()) for _ in range(count)]
 
 
-ENVS = {
-    "CartPole": lambda: GymnasiumEnv(4, "CartPole-v1"),
-    "Timed": lambda: GymnasiumEnv(4, "tests/Timed-v0"),
-    "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
-    "torch": lambda: ValueProbe(5, delay=3),
-}
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
-    calls = []
-    spy = before(
-        concrete(VectorEnvWrapper),
-        reset=lambda *_, **__: calls.append("reset"),
-        step=lambda *_: calls.append("step"),
-    )
-    env = spy(ENVS[name]())
-    collector = collector_of(env)
-    last = None
-    for i in range(4):
-        rollout = collector.collect()
-        validate(rollout)
-        assert rollout.batch_size == (env.num_envs, 17)
-        observation = rollout["observation"].clone()
-        if last is not None:
-            assert (observation[:, 0] == last[:, -1]).all()
-            assert (observation[:, 1] != last[:, 1]).any()
-        last = observation
-        assert torch.equal(rollout["done"], rollout["terminated"] | rollout["truncated"])
-        flags = ("terminated", "truncated", "done", "policy_version")
-        for key in ("reward", "action", "sample_log_prob", *flags):
-            assert not rollout[key][:, -1].any(), key
-        assert collector.env_steps == (i + 1) * 16 * env.num_envs
-    assert calls == ["reset"] + 4 * 16 * ["step"]
-
-
 def transitions_of(rollouts, key="action"):
     return torch.cat([rollout[key][:, :-1] for rollout in rollouts], dim=1)
 
@@ -139,22 +103,6 @@ def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
     assert endings >= 12
 
 
-def test_actions_are_stored_as_drawn_and_not_as_clipped():
-    env = GymnasiumEnv(4, "Pendulum-v1")
-    rollout = collector_of(env, log_std_init=2.0).collect()
-    assert (rollout["action"][:, :-1].abs() > 2.0).any()
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_the_stored_log_prob_is_that_of_the_stored_action(name):
-    collector = collector_of(ENVS[name]())
-    for _ in range(2):
-        transitions = collector.collect()[:, :-1].reshape(-1)
-        log_prob = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
-        torch.testing.assert_close(log_prob, transitions["sample_log_prob"], rtol=0, atol=1e-5)
-        assert transitions["sample_log_prob"].unique().numel() > 1
-
-
 def add_dropout(policy, result, *args, **kwargs):
     policy.actor = nn.Sequential(nn.Dropout(0.5), *policy.actor)
 
@@ -174,9 +122,11 @@ def test_a_policy_with_dropout_acts_in_eval_mode():
     assert (dropped - transitions["sample_log_prob"]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", ENVS)
-def test_the_seed_decides_everything(name):
-    one, same, other = (collected(collector_of(ENVS[name](), seed=s), 3) for s in (3, 3, 4))
+@pytest.mark.parametrize(
+    "make", [lambda: "CartPole-v1", lambda: "tests/Timed-v0", lambda: ValueProbe(5, delay=3)]
+)
+def test_the_seed_decides_everything(make):
+    one, same, other = (collected(collector_of(make(), seed=s), 3) for s in (3, 3, 4))
     assert_same(one, same)
     assert not torch.equal(transitions_of(one), transitions_of(other))
 
@@ -216,11 +166,10 @@ def episodes_by_hand(reward, done):
     return result
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("chance", [0.02, 0.15, 0.9, 1.0])
+@pytest.mark.parametrize("chance", [0.02, 0.15, 1.0])
 @pytest.mark.parametrize("lengths", [[120], [1] * 120, [7, 50, 3, 60]])
-def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
-    rng, statistics = np.random.default_rng(seed), EpisodeStatistics(5)
+def test_statistics_are_those_of_the_episodes(chance, lengths):
+    rng, statistics = np.random.default_rng(0), EpisodeStatistics(5)
     reward, done = rng.normal(size=(5, 120)), rng.random((5, 120)) < chance
     steps = torch.from_numpy(reward).float(), torch.from_numpy(done)
     for part in zip(*(values.split(lengths, 1) for values in steps), strict=True):
@@ -236,18 +185,6 @@ def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
             last[:, 0].mean(), abs=1e-5
         )
         assert averages["charts/episode_length_avg_100"] == pytest.approx(last[:, 1].mean())
-
-
-def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
-    reward, done = torch.ones(2, 12), torch.zeros(2, 12, dtype=torch.bool)
-    done[:, 2::3] = True
-    reward[0, 4] = float("nan")
-    statistics = EpisodeStatistics(2)
-    collect_into(statistics, reward[:, :8], done[:, :8])
-    collect_into(statistics, reward[:, 8:], done[:, 8:])
-    assert [str(value) for value in statistics.returns] == ["3.0", "3.0", "nan", "3.0"] + [
-        "3.0"
-    ] * 4
 
 
 @pytest.mark.parametrize(

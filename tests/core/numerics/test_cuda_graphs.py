@@ -14,19 +14,14 @@ class Recorder:
     """Does as `torch.cuda.graph`: recording runs nothing, and replaying reads and writes in place."""
 
     def __init__(self, monkeypatch, fails=False):
-        self.captures = self.replays = self.warm_ups = 0
+        self.replays = 0
         self.fails = fails
         monkeypatch.setattr(cuda_graphs, "capture", self.capture)
-        monkeypatch.setattr(cuda_graphs, "run_on_side_stream", self.run_on_side_stream)
-
-    def run_on_side_stream(self, function):
-        self.warm_ups += 1
-        return function()
+        monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda function: function())
 
     def capture(self, function):
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        self.captures += 1
         # What it computes while it is recorded means nothing on a GPU; here it is undone.
         inputs = [cell.cell_contents for cell in function.__closure__]
         tensors = [t for item in inputs if isinstance(item, list) for t in item]
@@ -47,34 +42,6 @@ def add_up(total, addend, factor):
     """Add in place to the first, read the second, and return two."""
     total += addend * factor
     return [total.sum(), addend.clone()]
-
-
-def test_it_does_what_the_graph_does_with_inputs_that_move_and_inputs_that_stay(monkeypatch):
-    recorder = Recorder(monkeypatch)
-    graph = CapturedGraph(add_up, slice(1, 2))
-    total, factor, expected = torch.zeros(3), torch.tensor(2.0), torch.zeros(3)
-    results = []
-    for i in range(5):
-        addend = torch.full((3,), float(i))
-        factor.fill_(i + 1)  # in place, as the learning rate is
-        results.append(graph(total, addend, factor))
-        add_up(expected, addend, torch.tensor(i + 1.0))
-        assert torch.equal(total, expected)
-    assert [result[1].tolist() for result in results] == [[float(i)] * 3 for i in range(5)]
-    assert len({result[0].item() for result in results}) == 5, "each result is its own"
-    assert (recorder.warm_ups, recorder.captures, recorder.replays) == (1, 1, 4)
-
-
-def test_where_a_tensor_that_is_written_has_moved_it_is_captured_anew(monkeypatch):
-    recorder = Recorder(monkeypatch)
-    graph = CapturedGraph(add_up, slice(1, 2))
-    factor = torch.tensor(2.0)
-    totals = [torch.zeros(3), torch.zeros(3)]
-    for total in totals:
-        for _ in range(3):
-            graph(total, torch.ones(3), factor)
-    assert [total.tolist() for total in totals] == [[6.0] * 3] * 2
-    assert (recorder.warm_ups, recorder.captures, recorder.replays) == (2, 2, 4)
 
 
 def test_where_it_cannot_be_captured_the_graph_runs_as_it_is(monkeypatch):

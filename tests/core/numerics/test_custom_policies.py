@@ -14,7 +14,7 @@ from tests.helpers import assert_same
 from tests.helpers import train as train_run
 from tests.messages import refused
 from tests.probes import ActionProbe
-from tests.variants import after, before, passing, variant
+from tests.variants import after, passing, variant
 
 
 class MyPolicy(Policy):
@@ -176,8 +176,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("policy_class", REFUSED)
+@pytest.mark.parametrize(
+    ("policy_class", "compile"), [*((cls, False) for cls in REFUSED), (Recurrent, True)]
+)
 def test_a_policy_whose_first_ratio_is_not_one_is_refused(policy_class, compile, tmp_path):
     with refused(names=(f"{policy_class.__name__}.evaluate_actions", *REFUSED[policy_class])):
         train(tmp_path, policy_class, compile=compile)
@@ -204,15 +205,3 @@ def test_what_weights_in_bfloat16_round_is_no_fault(dtype, tmp_path):
 def test_where_no_ratio_is_taken_none_is_asked_for(tmp_path):
     samples = passing(MyPolicy, evaluate_actions=samples_again)
     assert train(tmp_path, samples, algorithm=Reinforce).optimizer_steps > 0
-
-
-def test_the_check_draws_nothing(tmp_path, monkeypatch):
-    """A resumed run has a first iteration of its own, and must not differ by it."""
-
-    drawing = before(MyPolicy, evaluate_actions=lambda policy, td: torch.rand(3))
-    checked = train(tmp_path / "checked", drawing)
-    drawn = torch.rand(1)
-    monkeypatch.setattr("lightning_rl.algorithms.on_policy.check_first_ratio", lambda *_: True)
-    unchecked = train(tmp_path / "unchecked", drawing)
-    assert torch.equal(drawn, torch.rand(1))
-    assert_same(checked.policy.state_dict(), unchecked.policy.state_dict())

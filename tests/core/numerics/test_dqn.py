@@ -94,7 +94,9 @@ def test_twenty_updates_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("actor", [NumpyActor, StepwiseActor])
-@pytest.mark.parametrize(("rule", "amount"), [("epsilon", 0.4), ("epsilon", 0.0), ("epsilon", 1.0), ("boltzmann", 0.5)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "amount"), [("epsilon", 0.4), ("epsilon", 1.0), ("boltzmann", 0.5)]
+)
 def test_actions_have_the_probabilities_of_the_rule(rule, amount, actor):
     policy = QPolicy(OBSERVATION_SPACE, FOUR, (8,), exploration=rule)
     policy.set_exploration(amount)
@@ -121,18 +123,6 @@ def test_actions_have_the_probabilities_of_the_rule(rule, amount, actor):
     np.testing.assert_allclose(log_prob.exp(), expected[action], rtol=1e-5)
     best = policy.get_action(TensorDict({"observation": torch.zeros(3, 3)}, [3]), True)["action"]
     assert best.tolist() == [2, 2, 2]
-
-
-@pytest.mark.parametrize("rule", ["epsilon", "boltzmann"])
-def test_forbidden_actions_have_no_share(rule):
-    policy = QPolicy(MASKED, FOUR, (8,), exploration=rule)
-    policy.set_exploration(1.0)
-    mask = torch.tensor([[0, 1, 0, 1]], dtype=torch.int8).expand(500, -1)
-    observation = TensorDict({"state": torch.zeros(500, 3), "action_mask": mask}, [500])
-    td = policy.get_action(TensorDict({"observation": observation}, [500]))
-    assert set(td["action"].tolist()) == {1, 3}
-    if rule == "epsilon":
-        torch.testing.assert_close(td["sample_log_prob"], torch.full((500,), 0.5).log())
 
 
 def test_exploration_and_target_follow_env_steps_and_updates(tmp_path):

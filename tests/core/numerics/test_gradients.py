@@ -9,12 +9,10 @@ from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import GRPO, PPO
 from lightning_rl.compiled import graphs
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
-from tests.algorithms import peek
 from tests.callbacks import callback
 from tests.helpers import (
     count_graphs,
@@ -25,7 +23,6 @@ from tests.helpers import (
     train,
 )
 from tests.messages import refused
-from tests.variants import after
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -89,7 +86,7 @@ def test_a_compiled_run_follows_the_eager_one(tmp_path):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
 
 
-def update_repeatedly(*, compile, steps=5, optimizer=None):
+def update_repeatedly(*, compile, optimizer=None):
     """Five updates by one minibatch; return the module, its optimizer, what did the update, and the minibatch."""
     torch.manual_seed(0)
     data = make_data("Pendulum-v1")
@@ -97,27 +94,10 @@ def update_repeatedly(*, compile, steps=5, optimizer=None):
     minibatch = minibatch_for(module, data, 64)
     (optimizer,) = module.configure_optimizers()
     update = make_update(module, compile=compile, optimizer=optimizer)
-    for i in range(steps):
+    for i in range(5):
         optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
         update(minibatch.clone())
     return module, optimizer, update, minibatch
-
-
-def test_adam_in_the_graph_leaves_weights_state_and_scalars_as_adam_itself_does():
-    eager, eager_optimizer, eager_update, _ = update_repeatedly(compile=False)
-    compiled, compiled_optimizer, update, _ = update_repeatedly(compile=True)
-    assert count_graphs(update, "loss") == 1
-    said, expected = update.objective.statistics.close(), eager_update.objective.statistics.close()
-    for name in ("loss", "grad_norm", "entropy"):
-        assert said[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5)
-    assert expected["grad_norm"] > 1e-3
-    torch.testing.assert_close(
-        list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-5, atol=1e-6
-    )
-    states = [o.state_dict()["state"] for o in (eager_optimizer, compiled_optimizer)]
-    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-7)
-    eager_optimizer.load_state_dict(compiled_optimizer.state_dict())
-    compiled_optimizer.load_state_dict(eager_optimizer.state_dict())
 
 
 def test_adam_in_the_graph_counts_the_steps_of_each_parameter():
@@ -163,33 +143,6 @@ def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer, traced_onl
     )
 
 
-def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update(traced_only):
-    module, _, update, minibatch = update_repeatedly(compile=True, steps=1)
-    update.first_iteration_done()
-    other = minibatch[:40]
-    seen = scalars_of(update, other)
-    assert count_graphs(update, "loss") == 1
-    moved, _, eager, _ = update_repeatedly(compile=False, steps=1)
-    assert seen == pytest.approx(scalars_of(eager, other), rel=1e-3, abs=1e-4)
-    update(minibatch.clone())
-    update.objective.statistics.close()
-    assert module.optimizer_steps == moved.optimizer_steps + 1 == 3
-
-
-@pytest.mark.parametrize(
-    "by", ["trace", pytest.param("Inductor", marks=pytest.mark.slow)], indirect=True
-)
-def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path):
-    model = {"algorithm": GRPO, "group_size": 4, "n_epochs": 1, "kl_coef": 0.1}
-    data = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 2}
-    runs = [
-        train(tmp_path / str(c), data=data, model=model | {"compile": c})[0] for c in (False, True)
-    ]
-    assert runs[0].optimizer_steps == runs[1].optimizer_steps > 4
-    for eager, compiled in zip(*(run.policy.state_dict().values() for run in runs), strict=True):
-        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeypatch, traced_only):
     data = make_data()
@@ -206,13 +159,6 @@ def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeyp
     assert seen == ([32, 4] if compile else [32, 32, 32, 4])
     assert whole == pytest.approx(parts, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(whole_grads, part_grads, rtol=1e-5, atol=1e-6)
-
-
-def test_a_loss_that_looks_at_its_values_runs_uncompiled_and_says_so(tmp_path, traced_only):
-
-    with refused(UserWarning, names="compile: true"):
-        module, _, _ = train(tmp_path, model={"algorithm": after(PPO, loss=peek), "compile": True})
-    assert module.optimizer_steps == 6 * 2 * 2
 
 
 def test_without_a_compiler_the_update_runs_uncompiled_and_names_the_cure(tmp_path, monkeypatch):

@@ -1,21 +1,17 @@
 """What must hold in every update without a critic: groups that are groups, and steps that count."""
 
-import copy
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv
 from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
-from lightning_rl.algorithms.reference import ReferencePolicy
-from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.rollout.contract import flat_transitions
-from tests.envs import NUMBER, ScriptedEnv, ScriptedTask
-from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
+from tests.envs import NUMBER, ScriptedTask
+from tests.helpers import make_data, make_ppo, scalars, train
 from tests.messages import refused
 from tests.references import group_advantage
 from tests.variants import after, before
@@ -23,19 +19,15 @@ from tests.variants import after, before
 GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
 
 
-def countdown(num_envs, shared=True):
-    """Pay the action; end after a number of steps drawn at the start; succeed where it was even."""
+def countdown(num_envs):
+    """Pay the action; end after a number of steps drawn at the start."""
 
     def start(uniform):
-        left = (uniform * 12).floor() + 2
-        if not shared:
-            left = left + torch.arange(len(left))[:, None]
-        return {"left": left, "begun": left.clone()}
+        return {"left": (uniform * 12).floor() + 2}
 
     def move(env, state, action):
         left = state["left"] - 1
-        ended, even = left.squeeze(-1) <= 0, state["begun"].squeeze(-1) % 2 == 0
-        return {"left": left}, action.squeeze(-1), ended, {"success": ended & even}
+        return {"left": left}, action.squeeze(-1), left.squeeze(-1) <= 0
 
     settings = {"observe": lambda state: state["left"], "action_space": NUMBER, "steps": 1000}
     return ScriptedTask(num_envs, start, move, **settings)
@@ -71,25 +63,6 @@ def test_members_of_a_group_begin_alike_and_groups_do_not(vectorization, tmp_pat
     assert len(groups[:, :, 0].flatten(0, 1).unique(dim=0)) == 2 * len(module.rollouts)
 
 
-def test_an_env_whose_start_does_not_follow_its_seed_is_refused(tmp_path):
-    with refused(names=("4 members", "ScriptedTask", "reset")):
-        learn(tmp_path, env=lambda n: countdown(n, shared=False))
-
-
-def test_a_rollout_ends_with_the_last_first_episode_and_none_is_longer_than_its_horizon(tmp_path):
-    module, _, _ = learn(tmp_path, data=GROUPS | {"buffer_size": 600})
-    lengths = []
-    for rollout in module.rollouts:
-        done = rollout["done"][:, :-1]
-        first = done.long().argmax(1) + 1
-        assert done.any(1).all()
-        assert done.shape[1] == first.max()
-        lengths += first.tolist()
-    assert max(lengths) <= 500
-    assert len(set(lengths)) > 3
-    assert module.env_steps == 8 * sum(r.batch_size[1] - 1 for r in module.rollouts)
-
-
 def test_statistics_count_first_episodes_and_nothing_leaks_into_the_next_rollout(tmp_path):
     module, _, _ = learn(tmp_path, env=countdown)
     logged = scalars(tmp_path)
@@ -104,16 +77,6 @@ def test_statistics_count_first_episodes_and_nothing_leaks_into_the_next_rollout
     averages = [value for _, value in logged["charts/episode_reward_avg_100"]]
     for i, average in enumerate(averages[:12]):
         assert average == pytest.approx(np.mean(own[: 8 * (i + 1)]), abs=1e-5)
-
-
-def test_a_cut_rollout_leaks_nothing_either(tmp_path):
-    """T is shorter than an episode: none ends, and the next rollout begins anew."""
-    module, _, _ = learn(
-        tmp_path, env="Pendulum-v1", data=GROUPS | {"buffer_size": 10, "total_env_steps": 320}
-    )
-    assert "charts/episode_length_avg_100" not in scalars(tmp_path)
-    assert scalars(tmp_path)["train/finished_episodes"][0][1] == 0.0
-    assert all(rollout.batch_size[1] == 11 for rollout in module.rollouts)
 
 
 def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_path):
@@ -168,57 +131,9 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-5)
 
 
-def test_groups_that_agree_on_success_are_left_out(tmp_path):
-    def tossed(num_envs):
-        """Members differ in what they do: success is a positive first action."""
-
-        def move(env, state, action):
-            ended = torch.ones(num_envs, dtype=torch.bool)
-            return {}, action.squeeze(-1), ended, {"success": action.squeeze(-1) > 0.8}
-
-        return ScriptedTask(num_envs, lambda uniform: {"x": uniform}, move, action_space=NUMBER)
-
-    module, _, _ = learn(tmp_path, env=tossed, filter_groups=True)
-    sizes, kept = iter(module.sizes), 0
-    for rollout in module.rollouts:
-        success = rollout["success"][:, 0].view(2, 4)
-        undecided = int((success.any(1) & ~success.all(1)).sum())
-        kept += undecided
-        assert [next(sizes) for _ in range(undecided > 0)] == [4 * undecided] * (undecided > 0)
-    assert 0 < kept < 2 * len(module.rollouts)
-    assert next(sizes, None) is None
-
-
 def test_a_filter_needs_an_env_that_says_success(tmp_path):
     with refused(names=("filter_groups: true", "info['success']", "filter_groups: false")):
         learn(tmp_path, filter_groups=True)
-
-
-def late_success():
-    """Pay the action; end after 30 steps, and say of success nothing before."""
-    return ScriptedEnv(
-        reward=lambda env: float(env.action),
-        terminated=lambda env: env.age == 30,
-        info=lambda env: {"success": bool(env.action)} if env.age == 30 else {},
-    )
-
-
-gymnasium.register("tests/LateSuccess-v0", late_success)
-
-
-def test_a_filter_waits_for_episodes_to_end_before_it_judges_the_env(tmp_path):
-    """No episode ends in rollouts 0, 1, 3, 4: their groups may yet part, and are learnt from."""
-    data = GROUPS | {"buffer_size": 12, "total_env_steps": 8 * 12 * 6}
-    settings = {"data": data, "filter_groups": True, "reset_every_rollout": False}
-    module, _, _ = learn(tmp_path, env="tests/LateSuccess-v0", **settings)
-    undecided = [value for _, value in scalars(tmp_path)["train/undecided_groups"]]
-    for t, rollout in enumerate(module.rollouts):
-        success = rollout["success"][:, :-1].any(1).view(2, 4)
-        parted = success.any(1) & ~success.all(1)
-        ended = t in (2, 5)
-        assert bool(rollout["done"].any()) == ended
-        assert undecided[t] == (parted.float().mean() if ended else 1.0)
-    assert len(module.sizes) >= 4, "these have been learnt from"
 
 
 def test_a_group_is_left_out_only_where_all_its_members_have_ended_alike(tmp_path):
@@ -260,43 +175,6 @@ def test_the_reference_is_the_policy_that_training_began_with(tmp_path):
         for m in (module, free)
     ]
     assert distance[0] < distance[1]
-
-
-def test_a_reference_is_a_copy_of_what_changes_and_shares_the_rest():
-    torch.manual_seed(4)
-    env = GymnasiumEnv(4, "CartPole-v1")
-    spaces = env.single_observation_space, env.single_action_space
-    policy = ActorOnly(*spaces, (8,), normalize_observation=True)
-    policy.actor[0].requires_grad_(False)
-    rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
-    reference, copied = ReferencePolicy(policy), copy.deepcopy(policy)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1 * parameter.requires_grad)
-    policy.update_normalization(rollout)
-    before = log_prob_of(copied, rollout)
-    assert torch.equal(reference.log_prob(rollout), before)
-    assert not torch.equal(log_prob_of(policy, rollout), before)
-    saved = [value for name, value in policy.state_dict().items() if "actor.0" not in name]
-    assert sum(k.numel() for k in reference.kept) == sum(value.numel() for value in saved)
-    reference.copy_again()
-    assert torch.equal(reference.log_prob(rollout), log_prob_of(policy, rollout))
-
-
-def test_resume_is_exact_with_groups_and_a_reference(tmp_path):
-    settings = {
-        "env": "CartPole-v1",
-        "data": GROUPS | {"iterations_per_epoch": 3},
-        "model": {"algorithm": GRPO, "group_size": 4, "kl_coef": 0.1},
-    }
-    train(tmp_path / "whole", **settings)
-    train(tmp_path / "stopped", trainer={"max_epochs": 1}, **settings)
-    train(
-        tmp_path / "stopped",
-        ckpt_path=tmp_path / "stopped" / "checkpoints" / "last.ckpt",
-        **settings,
-    )
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(

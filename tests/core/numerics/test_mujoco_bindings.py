@@ -5,7 +5,6 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.mujoco_bindings import (
@@ -13,8 +12,6 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import (
     has_mujoco_profiler,
     set_mujoco_profiler,
 )
-from lightning_rl.system import machine
-from lightning_rl.system.machine import MachineSettings
 from tests.messages import assert_names, refused
 
 mujoco = pytest.importorskip("mujoco")
@@ -51,32 +48,6 @@ def test_physics_is_the_same_bit_for_bit_without_it_and_it_comes_back():
     set_mujoco_profiler(enabled=True)
     assert has_mujoco_profiler(env)
     assert rollout(env)[1] > after
-
-
-class Timed(gymnasium.Wrapper):
-    @property
-    def seconds_timed(self):
-        return self.unwrapped.data.timer[0].duration
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_envs_are_stepped_with_it_or_without_whenever_it_was_said(
-    vectorization, wanted, monkeypatch
-):
-    """Also after they were made, as a trainer does, and in the processes of workers."""
-    monkeypatch.setattr(machine, "_in_force", MachineSettings(mujoco_profiler=not wanted))
-    env = GymnasiumEnv(2, id="HalfCheetah-v5", vectorization=vectorization)
-    monkeypatch.setattr(machine, "_in_force", MachineSettings(mujoco_profiler=wanted))
-    try:
-        env.wrap_single_envs(Timed)
-        env.reset(seed=1)
-        for _ in range(3):
-            env.step(torch.zeros(2, 6))
-        assert [seconds > 0 for seconds in env._env.get_attr("seconds_timed")] == [wanted] * 2
-        assert env.mujoco_profiler is wanted
-    finally:
-        env.close()
 
 
 def test_a_clock_of_the_users_goes_on():
@@ -118,11 +89,3 @@ def test_a_simulation_that_is_unstable_warns_and_one_where_warnings_are_errors_g
         warnings.simplefilter("error")
         blow_up()
     assert_names(capsys.readouterr().err, "Nan, Inf", "QVEL")
-
-
-def test_a_callback_of_the_users_is_left_alone():
-    said = []
-    mujoco.set_mju_user_warning(said.append)
-    GymnasiumEnv(1, "HalfCheetah-v5").close()
-    assert "settotalmass" in said[0]
-    mujoco.set_mju_user_warning(None)

@@ -8,13 +8,8 @@ from tensordict import TensorDict
 from lightning_rl import (
     ActorCritic,
     DeterministicActorCritic,
-    GymnasiumEnv,
     SquashedActorCritic,
-    SyncCollector,
 )
-from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.policies.actors import StepwiseActor
-from tests.helpers import make_collector
 from tests.messages import refused
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
@@ -79,47 +74,6 @@ def test_the_log_prob_is_that_of_the_observation_alone(name):
     expected = plain.evaluate_actions(drawn)["sample_log_prob"]
     torch.testing.assert_close(drawn["sample_log_prob"], expected, rtol=1e-4, atol=1e-4)
     assert "state" not in plain.extra_fields
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_mode_has_no_noise_and_leaves_the_state_as_it_is(name):
-    policy, _ = make(name)
-    td = TensorDict({"observation": torch.zeros(4, 3), "state": torch.ones(4, 3)}, [4])
-    one, other = policy(td.clone(), deterministic=True), policy(td.clone(), deterministic=True)
-    assert torch.equal(one["action"], other["action"])
-    assert torch.equal(one["next_state"], td["state"])
-
-
-@torch.no_grad()
-def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
-
-    env = GymnasiumEnv(3, "tests/StructuredActionEnv-v0")
-    policy = ActorCritic(
-        env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
-    )
-    assert policy.first_state(3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
-    collector = make_collector(SyncCollector, env, policy, 10, seed=0)
-    rollout = collector.collect()
-    assert collector.code_paths["acting"] == StepwiseActor.__name__
-    state = rollout["state"].clone()
-    begins = torch.zeros(3, 11, dtype=torch.bool)
-    begins[:, [0, 7]] = True  # an episode has 7 steps
-    assert ((state == 0).all(-1) == begins).all()
-    following = collector.collect()["state"]
-    assert torch.equal(following[:, 0], state[:, -1])  # also where a rollout ends
-    collector.close()
-
-
-def test_an_evaluation_draws_it_episode_by_episode_whoever_plays_beside():
-    env = GymnasiumEnv(2, "tests/StructuredActionEnv-v0")
-    policy = ActorCritic(
-        env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
-    )
-    both = run_episodes(policy, env, [4, 9], deterministic=False)
-    alone = run_episodes(
-        policy, GymnasiumEnv(1, "tests/StructuredActionEnv-v0"), [9], deterministic=False
-    )
-    assert both[1] == alone[0]
 
 
 @pytest.mark.parametrize(

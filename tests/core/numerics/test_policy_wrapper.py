@@ -1,4 +1,4 @@
-"""A wrapper of a policy passes on all that a policy is asked for, under names old and new."""
+"""A wrapper of a policy passes on all that a policy is asked for."""
 
 import inspect
 
@@ -8,50 +8,26 @@ from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
+from lightning_rl import ActorCritic, Policy, SlowPolicy
 from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.rollout.allocation import allocate_rollout
-from tests.helpers import make_collector, make_data
 from tests.variants import after, concrete
 
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
 
 
-class Inner(ActorCritic):
-    """Answers in its own way whatever a policy may be asked."""
-
-    joint_ratio = True
-    micro_batch_size = 3
-
-    def parameter_groups(self):
-        groups = [list(self.actor.parameters()), list(self.critic.parameters())]
-        return [{"params": groups[0]}, {"params": groups[1], "lr_scale": 7.0}]
-
-
 def slow():
-    return SlowPolicy(*SPACES, lambda *spaces: Inner(*spaces, (8,)), delay_ms=0.0)
+    return SlowPolicy(*SPACES, lambda *spaces: ActorCritic(*spaces, (8,)), delay_ms=0.0)
 
 
-def members():
-    """The contract: the public names that `Policy` adds to a module, and `forward`."""
-    names = {*dir(Policy), *inspect.get_annotations(Policy)} - set(dir(nn.Module))
-    return sorted({n for n in names if not n.startswith("_")} | {"forward"})
-
-
-ITS_OWN = ("get_action", "training_settings", "belongs_to_critic", "acting_state")
+ITS_OWN = {"get_action", "training_settings", "belongs_to_critic", "acting_state"}
 """`forward` by definition, which a wrapper may change; names of the attributes of one module; what `critic_modules`
-says; and what is passed on under other names (tested below)."""
+says; and what is passed on under other names."""
+
+MEMBERS = (set(dir(Policy)) - set(dir(nn.Module)) - ITS_OWN) | {"forward"}
+METHODS = sorted(n for n in MEMBERS if n[0] != "_" and inspect.isfunction(getattr(Policy, n)))
 
 ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
-METHODS = [n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in ITS_OWN]
-
-
-@pytest.mark.parametrize("name", [n for n in members() if n not in ITS_OWN])
-def test_every_member_of_the_contract_is_passed_on(name):
-    """One that is new in `Policy` fails here until the wrapper has it."""
-    from lightning_rl import PolicyWrapper
-
-    assert name in vars(PolicyWrapper), f"PolicyWrapper does not pass on Policy.{name}"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -81,38 +57,6 @@ def test_an_attribute_follows_the_inner_policys(name):
     assert getattr(policy.inner, name) is newer
 
 
-def test_there_is_one_version():
-    policy = slow()
-    policy.version += 4
-    assert policy.inner.version == 4
-    copied = slow()
-    copied.load_state_dict(policy.state_dict())
-    assert copied.version == copied.inner.version == 4
-    assert list(policy.state_dict()).count("version") == 1
-
-
-def test_a_checkpoint_of_when_there_were_two_versions_loads():
-    """Then the learner wrote the outer one alone."""
-    policy, state = slow(), slow().state_dict()
-    assert {"version", "inner.version"} <= state.keys()
-    state |= {"version": torch.tensor(9), "inner.version": torch.tensor(0)}
-    policy.load_state_dict(state)
-    assert policy.version == policy.inner.version == 9
-
-
-def test_the_weights_of_a_wrapped_policy_are_published(tmp_path):
-    data = make_data()
-    policy = SlowPolicy(data.observation_space, data.action_space, ActorCritic, delay_ms=0.0)
-    collector = make_collector(
-        AsyncCollector, GymnasiumEnv(4, "CartPole-v1"), policy, 4, 1, max_staleness=0
-    )
-    assert int(collector.collect()["policy_version"][:, :-1].max()) == 0
-    policy.version += 1
-    collector.publish()
-    assert int(collector.collect()["policy_version"][:, :-1].min()) == 1
-    collector.close()
-
-
 def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
     from lightning_rl import PolicyWrapper
 
@@ -126,17 +70,3 @@ def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
     assert torch.equal(policy.get_action(td, deterministic=True)["action"], -mode)
     rollout = allocate_rollout(SPACES[0], policy.action_space, 4, 2)
     assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
-
-
-def test_a_wrapper_acts_by_what_the_inner_policy_acts_by():
-    def without_kept(policy, state):
-        return {name: value for name, value in state.items() if name != "kept"}
-
-    frozen = after(ActorCritic, acting_state=without_kept)
-
-    wrapper = SlowPolicy(*SPACES, lambda *spaces: frozen(*spaces, (8,)), delay_ms=0.0)
-    wrapper.inner.register_buffer("kept", torch.zeros(3))
-    wrapper.gain = nn.Parameter(torch.ones(1))
-    names = {f"inner.{name}" for name in wrapper.inner.acting_state()}
-    assert set(wrapper.acting_state()) == names | {"gain"}
-    assert not any("critic" in name or "kept" in name for name in names)

@@ -162,34 +162,6 @@ def test_twenty_updates_of_td3_are_those_of_the_reference(dtype, compile, traced
     assert_follows(module, reference, TOLERANCE[dtype])
 
 
-def test_a_compiled_update_is_one_graph(traced_only):
-    module = built(SAC, SquashedActorCritic, torch.float32, True)
-    rng = np.random.default_rng(2)
-    for _ in range(3):
-        update(module, tensors(drawn(rng), torch.float32))
-    assert [key[1] for key in module.learner.graphs._compiled] == ["sequence"]
-
-
-def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
-    policy = SquashedActorCritic(
-        OBSERVATION_SPACE, SPACE, (8,), num_critics=3, critic_normalization="layer"
-    )
-    td = TensorDict({"observation": torch.randn(5, 3)}, [5])
-    action = torch.rand(5, 2) * 2 - 1
-    for parameter in (*policy.critic.gains, *policy.critic.shifts):
-        torch.nn.init.normal_(parameter)
-    found = policy.q_values(td, action)
-    x = torch.cat([td["observation"], action], -1)
-    critic = policy.critic
-    for i in range(3):
-        hidden = x @ critic.weights[0][i] + critic.biases[0][i]
-        hidden = torch.nn.functional.layer_norm(
-            hidden, (8,), critic.gains[0][i, 0], critic.shifts[0][i, 0]
-        ).relu()
-        wanted = (hidden @ critic.weights[1][i] + critic.biases[1][i])[:, 0]
-        torch.testing.assert_close(found[i], wanted)
-
-
 def test_discrete_and_unbounded_actions_are_refused():
     discrete = gymnasium.spaces.Discrete(3)
     with refused(names=("Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")):

@@ -26,7 +26,7 @@ from lightning_rl.policies.actors import StepwiseActor
 from lightning_rl.system.phases import no_phases
 from tests.callbacks import callback
 from tests.envs import NUMBER
-from tests.helpers import make_collector, make_data, make_ppo, scalars, train
+from tests.helpers import make_collector, make_data, make_ppo, train
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.variants import variant
@@ -111,8 +111,8 @@ class WeightPolicy(ScriptedPolicy):
 
 
 def consume(collector, policy, rollouts, delay=lambda: None):
-    """Train on some rollouts; return the steps, versions, actions, log-probs and lags of them all, in order."""
-    seen = {"steps": [], "versions": [], "actions": [], "log_probs": [], "lags": []}
+    """Train on some rollouts; return the steps, versions, actions and lags of them all, in order."""
+    seen = {"steps": [], "versions": [], "actions": [], "lags": []}
     for _ in range(rollouts):
         rollout = collector.collect()
         delay()  # a torn slot would show
@@ -120,41 +120,11 @@ def consume(collector, policy, rollouts, delay=lambda: None):
         seen["steps"] += now["observation"].flatten().long().tolist()
         seen["versions"] += now["policy_version"].flatten().tolist()
         seen["actions"] += now["action"][0].tolist()
-        seen["log_probs"] += now["sample_log_prob"].flatten().tolist()
         seen["lags"].append(int(policy.version) - int(now["policy_version"].min()))
         policy.learn()
         collector.publish()
         delay()
     return seen
-
-
-@pytest.mark.parametrize("schedules", [160, pytest.param(1000, marks=pytest.mark.slow)])
-def test_random_schedules_keep_bound_order_and_versions(schedules):
-    lags, swaps, before = {0: set(), 1: set(), 2: set(), 3: set()}, 0, threading.active_count()
-    for seed in range(schedules):
-        staleness, steps, rollouts = seed % 4, 2, 6
-        env, policy = Counting(Delay(seed)), WeightPolicy(Delay(seed + 1))
-        collector = make_collector(
-            AsyncCollector, env, policy, steps, seed, max_staleness=staleness, timeout_s=20
-        )
-        try:
-            seen = consume(collector, policy, rollouts, Delay(seed + 2, worst_ms=2.0))
-            counters = collector._buffer.statistics()
-        finally:
-            collector.close()
-        assert max(seen["lags"]) <= staleness, seed
-        assert seen["steps"] == list(range(steps * rollouts)), "once each, in order, none lost"
-        assert seen["actions"] == [[version] * 2 for version in seen["versions"]], seed
-        assert seen["log_probs"] == [-version for version in seen["versions"]], seed
-        assert seen["versions"] == sorted(seen["versions"]), seed
-        assert counters["read_steps"] == steps * rollouts
-        assert counters["dropped_steps"] == 0
-        lags[staleness] |= set(seen["lags"])
-        pairs = zip(seen["versions"][::2], seen["versions"][1::2], strict=True)
-        swaps += sum(a != b for a, b in pairs)
-    assert all(lags[bound] == set(range(bound + 1)) for bound in lags), "every lag has occurred"
-    assert swaps > 20, "weights were swapped in the middle of many a rollout"
-    assert threading.active_count() <= before
 
 
 class VersionActor(ActorOnly):
@@ -206,7 +176,7 @@ def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_overwriting_counts_exactly_what_it_drops(max_staleness):
-    env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy()
+    env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy(Delay(3))
     collector = make_collector(
         AsyncCollector,
         env,
@@ -223,6 +193,7 @@ def test_overwriting_counts_exactly_what_it_drops(max_staleness):
     finally:
         collector.close()
     assert steps == sorted(set(steps)), "in order, none twice"
+    assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
     assert dropped >= steps[-1] + 1 - len(steps) > 0
     waiting = collector._buffer.statistics()["queue_depth"] * 4
     counters = collector._buffer.statistics()
@@ -233,25 +204,6 @@ def test_overwriting_counts_exactly_what_it_drops(max_staleness):
     # An episode of which a part was dropped is in no average.
     assert set(collector.statistics.lengths) == {7}
     assert set(collector.statistics.returns) == {7.0}
-
-
-def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
-    """Published and taken up at the same time, one tensor after the other."""
-
-    def copy_slowly(targets, sources):
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
-            time.sleep(0.0005)
-
-    monkeypatch.setattr(torch, "_foreach_copy_", copy_slowly)
-    env, policy = Counting(), WeightPolicy()
-    collector = make_collector(AsyncCollector, env, policy, 4, 1, max_staleness=3, timeout_s=20)
-    try:
-        seen = consume(collector, policy, 60)
-    finally:
-        collector.close()
-    assert len(set(seen["versions"])) > 8  # weights did change meanwhile, on a busy machine too
-    assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
 
 
 class Updates(OffPolicyAlgorithm):
@@ -500,26 +452,6 @@ def test_a_rollout_staler_than_promised_is_refused(tmp_path):
 
 SLOW_UPDATES = {"callbacks": [callback(on_train_batch_start=lambda *_: time.sleep(0.1))]}
 """The learner is the slower side."""
-
-
-def test_metrics_say_what_the_collector_and_the_learner_do(tmp_path):
-    collector = partial(AsyncCollector, max_staleness=1)
-    train(tmp_path, data={"collector": collector}, trainer=SLOW_UPDATES)
-    logged = {tag: [v for _, v in values] for tag, values in scalars(tmp_path, ()).items()}
-    assert max(logged["async/staleness_max"]) == 1.0
-    assert all(0 <= v <= 1 for v in logged["async/staleness_mean"])
-    assert all(0 <= v <= 1 for v in logged["async/effective_samples"])
-    assert all(0 <= v <= 1 for v in logged["async/masked_samples"])
-    assert all(abs(v) < 0.1 for v in logged["async/behavior_kl"])
-    assert any(v != 0 for v in logged["async/behavior_kl"])
-    assert all(v >= 0 for v in logged["async/publish_ms"])
-    assert set(logged["async/queue_depth"]) <= {0.0, 1.0, 2.0}
-    assert set(logged["async/dropped_steps"]) == {0.0}
-    for side in ("collector", "learner"):
-        assert all(0 <= v <= 100 for v in logged[f"async/{side}_idle"])
-    assert np.mean(logged["async/collector_idle"][2:]) > np.mean(logged["async/learner_idle"][2:])
-    collected, trained = logged["async/collected_steps"], np.arange(1, 7) * 64
-    assert all(0 <= ahead <= 2 * 64 for ahead in np.array(collected) - trained)
 
 
 def test_a_slow_policy_is_the_one_inside_but_later(monkeypatch):

@@ -1,19 +1,17 @@
 """The loop that training, evaluation and recording share, and what it carries: a policy's state."""
 
-from functools import partial
-
 import pytest
 import torch
 from gymnasium.spaces import Discrete
 
-from lightning_rl import AsyncCollector, PolicyWrapper, SyncCollector
+from lightning_rl import PolicyWrapper, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
 from tests.envs import ScriptedTask
-from tests.helpers import assert_same, make_collector, train
+from tests.helpers import make_collector
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
-from tests.variants import before, concrete, variant
+from tests.variants import concrete, variant
 
 ENDS = 5
 
@@ -75,26 +73,6 @@ def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, rese
     assert (ages == {0.0}) == reset, "rollouts begin within episodes"
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_a_resumed_collector_has_the_state(background):
-    make = partial(AsyncCollector, max_staleness=0, timeout_s=20) if background else SyncCollector
-    make = partial(make_collector, make)
-    envs = clock(4), clock(4)
-    one, other = (make(env, policy_for(env), 7, 1) for env in envs)
-    first = one.collect().clone()
-    assert first["state"][:, -1].any()
-    other.load_state_dict(one.state_dict())
-    for collector in (one, other):
-        collector.policy.version += 1
-        collector.publish()
-    expected = one.collect().clone()
-    check_state(expected)
-    fields = (x.select("state", "action").to_dict() for x in (other.collect(), expected))
-    assert_same(*fields)
-    for collector in (one, other):
-        collector.close()
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_state_goes_on_in_an_evaluation(deterministic):
     env = clock(5)
@@ -128,32 +106,3 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
         names=("Forgets.forward", told, "[3, 2]", "extra_fields", "'state'", "next_state")
     ):
         make_collector(SyncCollector, env, policy_for(env, make), 7, seed=1).collect()
-
-
-class Every(SyncCollector):
-    """A collector of somebody's own: it hands out every second rollout."""
-
-    def __init__(self, context, every=1):
-        super().__init__(context)
-        self.every = every
-
-    def collect(self):
-        for _ in range(self.every - 1):
-            super().collect()
-        return super().collect()
-
-
-def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
-    data = {"collector": partial(Every, every=2), "total_env_steps": 128, "num_eval_episodes": 1}
-    trainer = {"limit_val_batches": 0, "profiler": "simple"}
-    contexts = []
-
-    kept = before(Every, collect=lambda collector: contexts.append(collector.context))
-    data["collector"] = partial(kept, every=2)
-    module, datamodule, trainer = train(tmp_path, data=data, trainer=trainer)
-    context = contexts[0]
-    assert module.env_steps == 128
-    assert context.policy is module.policy
-    assert context.num_steps == datamodule.buffer_size
-    assert context.episode_settings is module.episode_settings
-    assert context.phase == trainer.profiler.profile
