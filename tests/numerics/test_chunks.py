@@ -12,7 +12,7 @@ from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.chunk_wrapper import repeated
-from lightning_rl.functional import gae, group_relative_advantage
+from lightning_rl.functional import gae
 from lightning_rl.rollout.contract import discount_of, env_steps
 from tests.algorithms import Reinforce
 from tests.envs import NUMBER, ScriptedTask
@@ -132,24 +132,6 @@ def test_lambda_below_one_decays_once_a_chunk():
             torch.testing.assert_close(got[n, t], trace, rtol=1e-5, atol=1e-5)
 
 
-def test_a_constant_tensor_of_discounts_is_the_number():
-    torch.manual_seed(2)
-    reward, done = torch.randn(8, 5), torch.rand(8, 5) < 0.3
-    whole, mask = group_relative_advantage(reward, done, group_size=4, gamma=0.9)
-    each, same = group_relative_advantage(reward, done, group_size=4, gamma=torch.full((8, 5), 0.9))
-    torch.testing.assert_close(whole, each)
-    assert torch.equal(mask, same)
-
-
-def test_fewer_actions_than_a_chunk_has_may_be_executed():
-    chunked, actions = play_chunked(False, 1000, execute=2)
-    assert chunked["executed"].sum(-1).unique().tolist() == [2]
-    assert not chunked["executed"][..., 2:].any()
-    plain, last = play_plain(3, actions[3], False, 1000)
-    torch.testing.assert_close(chunked["reward"][3].sum().item(), sum(r[1] for r in plain))
-    assert chunked["observation"][3, -1].item() == pytest.approx(last)
-
-
 def passing(num_envs, says=lambda age, info: info):
     """Stand at the goal at odd steps alone; end after as many steps as the start draws, 3 to 10.
 
@@ -169,27 +151,6 @@ def passing(num_envs, says=lambda age, info: info):
 
     action = gymnasium.spaces.Discrete(2)
     return ScriptedTask(num_envs, start, move, action_space=action, steps=100, now=0)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
-def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chunk):
-    plain, chunked = passing(24), ActionChunk(24, passing, chunk)
-    policy, by_chunks = (
-        ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-        for env in (plain, chunked)
-    )
-    expected = run_episodes(policy, plain, list(range(24)))
-    assert {e["success"] for e in expected} == {True, False}
-    for ours, theirs in zip(
-        run_episodes(by_chunks, chunked, list(range(24))), expected, strict=True
-    ):
-        assert ours["success"] == theirs["success"] == (theirs["length"] % 2 == 1)
-        assert ours["metrics"] == theirs["metrics"] == {"age": theirs["length"]}
-    collector = make_collector(SyncCollector, chunked, by_chunks, 6, seed=1)
-    rollout = collector.collect()
-    lengths = collector.statistics.lengths
-    assert list(collector.statistics.successes) == [length % 2 == 1 for length in lengths]
-    assert rollout["done"].sum() == len(lengths) > 5
 
 
 def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():

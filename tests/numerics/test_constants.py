@@ -101,30 +101,6 @@ def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, t
     assert len(graphs["product",]) == 1 + (name != "tensor of the same layout")
 
 
-OF_COUNTER = {
-    "unread": lambda m: m.number,
-    "read": lambda m: m.env_steps / 8,
-    "decided": lambda m: 2.0 if m.env_steps > 16 else 1.0,
-}
-
-
-@pytest.mark.parametrize("name", OF_COUNTER)
-def test_the_counter_of_env_steps_needs_no_second_trace(name, traced_only):
-    read, steps = OF_COUNTER[name], (8, 16, 24)
-    module = Loss()
-    traces = []
-
-    def traced(module):
-        traces.append(module.env_steps)
-        return read(module)
-
-    multiply, graphs = graphs_of(module, traced)
-    for module.env_steps in steps:
-        assert multiply().item() == read(module)
-    assert len(graphs["product",]) == (len(steps) if name == "decided" else 1)
-    assert len(traces) == (1 + len(steps) if name == "decided" else 1)
-
-
 def test_a_decision_by_a_number_has_a_graph_for_each_value_beside_one_that_varies(traced_only):
     module = Loss()
     read = lambda m: m.number * (1.0 if m.count < 3 else 2.0)  # noqa: E731

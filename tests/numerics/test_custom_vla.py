@@ -160,28 +160,6 @@ def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(director
     run(["validate", "--ckpt_path", str(part), "--config", "mine.yaml"])  # the user's own
 
 
-def test_it_begins_with_the_weights_in_the_directory_and_they_learn(directory):
-    write_config()
-    run_dir = fit("run", "--model.learning_rate", "1e-30")
-    trained = load(last(run_dir))["state_dict"]
-    for key, value in directory.state_dict().items():
-        assert torch.equal(trained[f"policy.model.{key}"], value), key
-    trained = load(last(fit("fast", "--model.init_args.policy.init_args.freeze", "['vision*']")))
-    trained = trained["state_dict"]
-    for key, value in directory.state_dict().items():
-        moved = not torch.equal(trained[f"policy.model.{key}"], value)
-        assert moved == (not key.startswith("vision")), key
-
-
-def test_weights_without_a_value_head_may_begin_a_new_one(directory, capsys):
-    write_config(model_path="actor")
-    error = error_of(capsys, "fit", "--config", "mine.yaml")
-    assert_names(error, "actor", "2 missing", "value_head.weight, value_head.bias", "strict: false")
-    write_config(model_path="actor", strict=False)
-    with refused(UserWarning, names=("2 missing", "value_head.weight, value_head.bias")):
-        fit("run")
-
-
 def test_weights_that_the_model_does_not_have_are_refused(directory, tmp_path):
     torch.save({**directory.state_dict(), "extra.weight": torch.zeros(2)}, tmp_path / "more.pt")
     with refused(names=(tmp_path / "more.pt", "1 unexpected", "extra.weight", "strict: false")):

@@ -507,24 +507,6 @@ def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
     assert intervened == sum(int(piece["intervened"].sum()) for piece in fragments(replay)) > 0
 
 
-def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):
-    """Without them a gripper that learns from another run's replay may open and close for nothing."""
-    space = NESTED
-    replay = ReplayBuffer(space, OF_STREAMS, 2, capacity=60)
-    stream = Stream(space, 2, seed=3, person=True)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(3):
-        rollout = stream.next(9, True)
-        penalty = -torch.rand(rollout.shape, generator=generator)
-        rollout["penalty"] = penalty * (penalty < -0.5)  # of most steps there is none
-        replay.extend(rollout)
-    write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10)
-    episodes = read_episodes(tmp_path / "data", observation_space=space)  # actions unclipped
-    again = read_replay(episodes, space, OF_STREAMS)
-    assert ("penalty",) in again.samples(torch.arange(3), 1, 0.9)
-    assert all_transitions(again, 1) == all_transitions(replay, 1)
-
-
 def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
     """Of a foreign dataset: no rewards; an episode that time ended, of which nobody saw the end."""
     space = Box(-1, 1, (2,))

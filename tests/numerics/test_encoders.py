@@ -24,7 +24,6 @@ from lightning_rl import (
     DeterministicActorCritic,
     DictEncoder,
     EncodedObservations,
-    Encoder,
     FrozenEncoder,
     GripperActorCritic,
     GripperSAC,
@@ -42,7 +41,6 @@ from lightning_rl import (
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
-from lightning_rl.rollout.allocation import allocate_rollout
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv
@@ -58,26 +56,6 @@ SMALL = partial(NatureCNN, size=8, channels=(4, 6), kernels=(4, 2), strides=(2, 
 
 def pictures(*shape):
     return torch.randint(256, shape, dtype=torch.uint8)
-
-
-POINTS = partial(SpatialSoftmaxCNN, points=4, channels=(4, 6), kernels=(4, 2), strides=(2, 1))
-
-
-@pytest.mark.parametrize("make", [SMALL, partial(ImpalaCNN, size=8, channels=(4, 4)), POINTS])
-def test_features_of_any_number_of_batch_dimensions(make):
-    encoder = make(PICTURE)
-    batch = pictures(6, 12, 10, 3)
-    features = encoder(batch)
-    assert features.shape == (6, encoder.size) == (6, 8)
-    torch.testing.assert_close(encoder(batch.view(2, 3, 12, 10, 3)), features.view(2, 3, 8))
-    torch.testing.assert_close(encoder(batch[0]), features[0])
-
-
-def test_bytes_are_divided_by_255_within_and_channels_come_from_the_last_dimension():
-    encoder = SMALL(PICTURE)
-    batch = pictures(5, 12, 10, 3)
-    by_hand = encoder.layers(torch.from_numpy(batch.numpy().transpose(0, 3, 1, 2) / 255.0).float())
-    torch.testing.assert_close(encoder(batch), by_hand)
 
 
 def test_grey_pictures_and_stacks_are_read_as_their_channels():
@@ -104,13 +82,6 @@ def test_floats_between_minus_one_and_one_are_taken_as_they_are_and_others_refus
     torch.testing.assert_close(encoder(batch / 255.0), of_bytes(batch))
     with refused(names=("NatureCNN", "-1 and 1", "(12, 10, 3), float32")):
         SMALL(Box(0.0, 255.0, (12, 10, 3), np.float32))
-
-
-def test_a_picture_too_small_for_the_kernels_is_refused_with_the_least_size_and_the_cure():
-    NatureCNN(Box(0, 255, (36, 36, 3), np.uint8))
-    with refused(names=("NatureCNN", "48x35", "36x36", "resize: [36, 36]", "ImpalaCNN")):
-        NatureCNN(Box(0, 255, (48, 35, 3), np.uint8))
-    NatureCNN(Box(0, 255, (48, 35, 3), np.uint8), resize=(36, 36))
 
 
 def test_a_point_is_the_mean_place_of_what_its_channel_sees():
@@ -216,21 +187,6 @@ ARM = Dict({"q": Box(-9, 9, (4,)), "gripper": Discrete(2)})
 SPACE = Dict({"camera": PICTURE, "arm": ARM, "goal": Discrete(3), "force": Box(-9, 9, (2,))})
 
 
-def test_each_key_of_a_dict_has_its_encoder_and_what_they_say_is_joined():
-    encoder = DictEncoder(SPACE, {"camera": SMALL}, normalize=True)
-    assert encoder.size == (4 + 2) + 8 + 2 + 3
-    arm = {"q": torch.randn(6, 4), "gripper": torch.randint(2, (6,))}
-    seen = {"goal": torch.randint(3, (6,)), "force": torch.randn(6, 2), "arm": arm}
-    observation = TensorDict(seen | {"camera": pictures(6, 12, 10, 3)}, [6])
-    features = encoder(observation)
-    torch.testing.assert_close(features[:, 6:14], encoder.encoders["camera"](observation["camera"]))
-    assert torch.equal(features[:, -3:].argmax(-1), observation["goal"])
-    encoder.update_normalization(observation)
-    assert int(encoder.encoders["force"].normalizer.count) == 6
-    assert int(encoder.encoders["arm"].encoders["q"].normalizer.count) == 6
-    assert isinstance(DictEncoder(Dict({"c": Box(0, 255, (36, 36, 3), np.uint8)})).encoders["c"], NatureCNN)  # fmt: skip
-
-
 def test_a_key_that_is_not_there_is_refused_with_those_that_are():
     with refused(
         names=(
@@ -245,25 +201,6 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are():
         DictEncoder(SPACE)
     with refused(names=("DictEncoder", "Dict", "Box")):
         DictEncoder(PICTURE)
-
-
-def test_a_frozen_encoder_has_the_weights_of_its_file_no_gradient_and_no_training_mode(tmp_path):
-    trained = SMALL(PICTURE)
-    torch.save(trained.state_dict(), tmp_path / "weights.pt")
-    make = partial(FrozenEncoder, encoder=SMALL, weights=str(tmp_path / "weights.pt"))
-    policy = ActorCritic(PICTURE, ACTION, encoder=make)
-    batch = pictures(5, 12, 10, 3)
-    assert torch.equal(policy.encoder(batch), trained(batch))
-    assert not policy.encoder(batch).requires_grad
-    policy.train()
-    assert not any(module.training for module in policy.encoder.modules())
-    trained_names = {n for n, p in policy.named_parameters() if p.requires_grad}
-    assert trained_names
-    assert not any(name.startswith("encoder") for name in trained_names)
-    td = TensorDict({"observation": batch, "action": torch.zeros(5, 2)}, [5])
-    found = policy.evaluate_actions(policy.get_action(td))
-    (found["value"].sum() + found["sample_log_prob"].sum()).backward()
-    assert all(p.grad is None for p in policy.encoder.parameters())
 
 
 def test_a_frozen_encoder_reads_safetensors_and_part_of_a_checkpoint(tmp_path):
@@ -289,37 +226,6 @@ def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
 
 
-class Counted(Encoder):
-    """Counts its calls."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
-        self.linear, self.size, self.calls = nn.Linear(3, 4), 4, 0
-
-    def forward(self, observation):
-        self.calls += 1
-        return self.linear(observation)
-
-
-def test_actor_and_critic_share_an_encoder_which_reads_once_or_have_one_each():
-    space = Box(-1.0, 1.0, (3,))
-    td = TensorDict({"observation": torch.randn(5, 3)}, [5])
-    shared = ActorCritic(space, ACTION, encoder=Counted)
-    features = shared.actor_features(td)
-    assert shared.critic_features(td, features) is features
-    shared.get_action(td)
-    shared.encoder.calls = 0
-    shared.evaluate_actions(td)
-    assert shared.encoder.calls == 1
-    assert "encoder.linear.weight" in shared.acting_state()
-    apart = ActorCritic(space, ACTION, encoder=Counted, share_encoder=False)
-    assert not torch.equal(apart.encoder.linear.weight, apart.critic_encoder.linear.weight)
-    assert not torch.equal(apart.actor_features(td), apart.critic_features(td))
-    names = set(apart.acting_state())
-    assert "encoder.linear.weight" in names
-    assert not [name for name in names if name.startswith(("critic",))]
-
-
 def test_settings_that_would_be_ignored_are_refused():
     with refused(names="share_encoder: false"):
         ActorCritic(Box(-1, 1, (3,)), ACTION, share_encoder=False)
@@ -330,32 +236,6 @@ def test_settings_that_would_be_ignored_are_refused():
 
 
 PRIVILEGED = Dict({"seen": Box(-9, 9, (3,)), "hidden": Box(-9, 9, (2,))})
-POLICIES = [ActorCritic, SquashedActorCritic, DeterministicActorCritic]
-
-
-@pytest.mark.parametrize("cls", POLICIES)
-@pytest.mark.parametrize("encoder", [None, partial(DictEncoder, normalize=True)])
-def test_the_actor_needs_no_key_that_only_the_critic_reads(cls, encoder):
-    settings = {"normalize_observation": True} if encoder is None else {"encoder": encoder}
-    policy = cls(
-        PRIVILEGED, ACTION, actor_keys=["seen"], critic_keys=["seen", "hidden"], **settings
-    )
-    both = TensorDict({"seen": torch.randn(6, 3), "hidden": 5 + torch.randn(6, 2)}, [6])
-    full = TensorDict({"observation": both}, [6])
-    blind = TensorDict({"observation": both.select("seen")}, [6])
-    acted = policy.get_action(full.copy(), deterministic=True)["action"]
-    assert torch.equal(policy.get_action(blind.copy(), deterministic=True)["action"], acted)
-    assert policy.critic_features(full).shape[-1] == 5
-    assert policy.actor_features(full).shape[-1] == 3
-    names = set(policy.acting_state())
-    assert not [name for name in names if name.startswith("critic")]
-    rollout = allocate_rollout(PRIVILEGED, ACTION, 6, 2)
-    rollout["observation", "hidden"][:] = both["hidden"][:, None]
-    before = policy.actor_features(full)
-    policy.update_normalization(rollout)
-    parts = [policy.critic_normalizer] if encoder is None else [policy.critic_encoder.encoders["hidden"].normalizer]  # fmt: skip
-    assert [int(one.count) for one in parts] == [12]
-    assert not torch.equal(policy.actor_features(full), before)  # zeros were seen
 
 
 def test_unknown_keys_are_refused_with_those_that_there_are():

@@ -14,8 +14,6 @@ from lightning_rl.extensions.tasks import gymnasium_tasks
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
     FinalObservationWriter,
-    final_observations,
-    next_observations,
 )
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import make_collector, policy_for
@@ -55,21 +53,6 @@ class Limited(VectorEnv):
 
 def collector_of(env, kind=SyncCollector, num_steps=10, **settings):
     return make_collector(kind, env, policy_for(env, seed=0), num_steps, 1, **settings)
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_a_time_out_without_its_final_observation_is_refused(tree):
-    message = ("Limited", "env 0", "step 3", "info['final_obs']")
-    with refused(names=message):
-        collector_of(Limited(tree=tree)).collect()
-
-
-def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
-    given = Limited(final=lambda observation: {"final_obs": observation})
-    rollout = collector_of(given).collect()
-    assert next_observations(rollout)[:, 3].tolist() == [[4.0, 4.0]] * 3
-    assert rollout["truncated"].sum() == 6
-    assert collector_of(Limited(terminated=True)).collect()["terminated"].sum() == 6
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -133,15 +116,6 @@ def batched(how):
 def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
     with refused(names=message):
         collector_of(batched(how)).collect()
-
-
-@pytest.mark.parametrize("how", ["whole", "unmasked", "rows"])
-def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
-    rollout = collector_of(batched(how)).collect()
-    rows, steps = rollout["truncated"].nonzero(as_tuple=True)
-    expected = (rows + 2)[:, None].expand(-1, 2).float()
-    assert torch.equal(final_observations(rollout, rows, steps), expected)
-    assert len(rows) > 3
 
 
 class Mill(TorchEnv):
@@ -210,19 +184,6 @@ def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, l
     inner._on_cpu = looks  # as on an accelerator, where nothing looks at which rows finished
     env = ActionChunk(12, lambda n: inner, chunk) if chunk else inner
     assert min(follow(env, 40, chunk).values()) > 5
-
-
-def test_a_cut_is_bootstrapped_and_a_failure_is_not():
-    rollout = collector_of(Mill(12)).collect()
-    rows, steps = rollout["done"].nonzero(as_tuple=True)
-    kinds = final_observations(rollout, rows, steps)[:, 0]
-    truncated, terminated, success = (
-        rollout[key][rows, steps] for key in ("truncated", "terminated", "success")
-    )
-    assert (kinds[truncated] >= 2).all()
-    assert (kinds[terminated] <= 1).all()
-    assert torch.equal(success, terminated & (kinds == 0))
-    assert not rollout["success"][~rollout["done"]].any()
 
 
 @pytest.mark.parametrize(

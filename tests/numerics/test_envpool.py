@@ -1,6 +1,5 @@
 """EnvPool behind the env contract: against Gymnasium's dynamics, and against EnvPool stepped by hand."""
 
-import subprocess
 import sys
 from functools import partial
 
@@ -8,10 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
 
 from lightning_rl import EnvPoolEnv
-from lightning_rl.cli.app import run
 from tests.core.numerics.test_envs import plain, play, random_actions, row
 from tests.helpers import assert_same
 from tests.messages import refused
@@ -21,11 +18,6 @@ def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with refused(names="pip install -e '.[envpool]'"):
         EnvPoolEnv(2, "CartPole-v1")
-
-
-def test_the_package_is_imported_when_an_env_is_made_and_not_before():
-    code = "import sys, lightning_rl.cli; assert 'envpool' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture
@@ -75,13 +67,6 @@ def test_cart_pole_moves_and_ends_as_in_gymnasium(make):
     assert all(terminated for *_, terminated in ends)
 
 
-def test_pendulum_is_truncated_after_200_steps_as_in_gymnasium(make):
-    env = make(2, "Pendulum-v1")
-    actions = random_actions(Box(-0.1, 0.1, (1,)), 405, 2)
-    ends = assert_follows_gymnasium(env, actions, [3, 9])
-    assert ends == [(t, i, False) for t in (199, 399) for i in (0, 1)]
-
-
 def test_a_seed_gives_the_same_episodes_again(make):
     env = make(3, "CartPole-v1")
     actions = random_actions(env.single_action_space, 100, 3)
@@ -92,15 +77,6 @@ def test_a_seed_gives_the_same_episodes_again(make):
     assert_same(runs[0], runs[1])
     assert not torch.equal(runs[0][0][0], runs[2][0][0])
     assert not torch.equal(runs[0][0][0][0], runs[0][0][0][1])
-    env.close()
-
-
-def test_large_seeds_are_taken(make):
-    env = make(2, "CartPole-v1")
-    assert not torch.equal(*plain(env.reset(seed=2**31 - 1)[0]))
-    env.reset(seed=[2**40, np.int64(7)])
-    with refused(names=("2 seeds", "3")):
-        env.reset(seed=[1, 2, 3])
     env.close()
 
 
@@ -154,20 +130,6 @@ def test_reward_terms_add_up_to_the_reward(make):
         env.close()
 
 
-def test_the_time_limit_is_known(make):
-    assert make(1, "CartPole-v1").max_episode_steps == 500
-    assert make(1, "CartPole-v1", env_kwargs={"max_episode_steps": 7}).max_episode_steps == 7
-
-
-def test_a_kept_pool_takes_its_first_seed_alone(make):
-    env = make(2, "CartPole-v1", keep_pool=True)
-    first, pool = plain(env.reset(seed=3)[0]), env._pool
-    again = plain(env.reset(seed=3)[0])
-    assert env._pool is pool
-    assert not torch.equal(first, again)
-    assert torch.equal(first, plain(make(2, "CartPole-v1").reset(seed=3)[0]))
-
-
 @pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
 def test_pictures_show_the_chosen_envs(make, id, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
@@ -189,17 +151,6 @@ def test_a_task_of_mujoco_without_gl_is_not_drawn(make, monkeypatch):
         make(1, "HalfCheetah-v5").make_renderable()
 
 
-def test_closing_twice_and_stepping_without_a_reset(make):
-    env = make(2, "CartPole-v1")
-    with refused(names="reset"):
-        env.step(torch.zeros(2, dtype=torch.int64))
-    env.reset(seed=0)
-    env.close()
-    env.close()
-    assert env.reset(seed=0)[0].shape == (2, 4)
-    assert env.state_dict() is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -214,12 +165,3 @@ def test_closing_twice_and_stepping_without_a_reset(make):
 def test_an_env_that_cannot_be_made_says_why(make, arguments, message):
     with refused(names=message):
         EnvPoolEnv(**{"num_envs": 2, "id": "CartPole-v1"} | arguments)
-
-
-def test_the_command_line_takes_the_short_name(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    small = {"total_env_steps": "512", "buffer_size": "32", "num_eval_episodes": "2"}
-    options = [word for key, value in small.items() for word in (f"--data.{key}", value)]
-    env = ["--data.env.class_path", "EnvPoolEnv", "--data.env.id", "CartPole-v1"]
-    run(["fit", "--config", "ppo.yaml", *env, *options, "--model.batch_size", "64"])
-    run(["validate", "--ckpt_path", "last"])

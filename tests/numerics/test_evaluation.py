@@ -16,7 +16,7 @@ from lightning_rl.collectors.evaluation import (
     summarize,
     wilson_interval,
 )
-from tests.callbacks import callback, fail
+from tests.callbacks import fail
 from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
 from tests.helpers import make_data, make_ppo, policy_for, scalars, train
 from tests.messages import refused
@@ -101,13 +101,6 @@ def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vec
     assert summary["success_ci95"] == wilson_interval(3, 12)
 
 
-def test_an_env_that_never_says_success_has_no_rate(tmp_path):
-    module, _, _ = train(tmp_path, env="tests/Silent-v0")
-    assert module.evaluation["success_rate"] is None
-    assert "eval/success_rate" not in scalars(tmp_path)
-    assert "charts/success_rate_avg_100" not in scalars(tmp_path)
-
-
 @pytest.mark.parametrize("own_env", [False, True])
 def test_a_rate_of_zero_is_said_where_training_has_met_successes(own_env, tmp_path):
     """Of the training's env alone: one of another class may never say success."""
@@ -178,19 +171,6 @@ def test_the_wilson_interval_is_that_of_its_formula():
     assert wilson_interval(5, 5)[1] == 1.0
 
 
-def test_everything_an_evaluation_finds_is_logged_and_can_be_monitored(tmp_path):
-    seen = {}
-
-    look = callback(on_validation_end=lambda trainer, _: seen.update(trainer.callback_metrics))
-    module, _, _ = train(tmp_path, env=early_success, trainer={"callbacks": [look]})
-    expected = logged_values(module.evaluation)
-    assert {"eval/ci95_low", "eval/success_ci95_high", "eval/metrics/age"} < set(expected)
-    curves = scalars(tmp_path)
-    for name, value in expected.items():
-        assert curves[name][-1] == (384, pytest.approx(value))
-        assert seen[name].item() == pytest.approx(value)
-
-
 def test_the_evaluation_has_an_env_of_its_own_settings():
     limited = partial(PushCube, max_episode_steps=2)
     data = make_data(PushCube, eval_env=limited, num_eval_envs=3, num_eval_episodes=5)
@@ -201,22 +181,6 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
     make_ppo(other)
     with refused(names=("data.eval_env", "data.env", "(6,)", "(4,)")):
         _ = other.eval_env
-
-
-def test_validate_and_test_return_the_numbers_of_their_report(tmp_path):
-    module, data, trainer = train(tmp_path, env=PushCube, data={"total_env_steps": 64})
-    data.num_eval_episodes = 3
-    for evaluate in (trainer.validate, trainer.test):
-        (returned,) = evaluate(module, data)
-        report = module.evaluation
-        assert returned == logged_values(report)
-        assert returned["eval/avg_reward"] == np.mean(report["returns"])
-        assert returned["eval/success_rate"] == report["success_rate"]
-        assert returned["eval/ci95_low"] == report["ci95"][0]
-        assert returned["eval/terminations"] + returned["eval/truncations"] == report["episodes"]
-        assert {name for name in returned if name.startswith("eval/metrics/")}
-        monitored = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        assert monitored == pytest.approx(returned)
 
 
 def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):

@@ -34,12 +34,11 @@ from lightning_rl import (
     SyncCollector,
     VLAPolicy,
 )
-from lightning_rl.algorithms.action_parts import add_part_weights
 from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.flow import FlowHead
-from lightning_rl.functional import flow_transition, interpolate
+from lightning_rl.functional import interpolate
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP
@@ -76,19 +75,6 @@ def make_policy(make=DOORS, cls=flow_policy, **kwargs):
 
 def observed(num_envs, make=DOORS):
     return TensorDict({"observation": make(num_envs).reset(seed=0)[0]}, [num_envs])
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_a_stochastic_step_is_that_of_the_reference(steps):
-    generator = torch.Generator().manual_seed(1)
-    x, velocity = torch.randn(2, 32, 5, generator=generator, dtype=torch.float64)
-    t = 1.0 - torch.randint(steps, (32,), generator=generator).double() / steps
-    mean, std = flow_transition(x, velocity, t, step_size=1 / steps, noise_level=0.7)
-    expected = references.stochastic_flow_step(
-        x.numpy(), velocity.numpy(), t.numpy(), 1 / steps, 0.7
-    )
-    torch.testing.assert_close(mean, torch.as_tensor(expected[0]))
-    torch.testing.assert_close(std.squeeze(1), torch.as_tensor(expected[1]))
 
 
 class Straight(nn.Module):
@@ -133,26 +119,6 @@ def test_the_clone_loss_is_that_of_the_definition_without_padding():
     assert (drawn ** (1 / 1.5)).mean() == pytest.approx(0.6, abs=0.02)
 
 
-@pytest.mark.parametrize("settings", [SDE, LEARNT])
-@pytest.mark.parametrize("level", ["token", "action", "chunk"])
-def test_padding_counts_in_no_log_prob(settings, level):
-    head = padded_head(settings, level)
-    with torch.no_grad():
-        sample = head.sample(FEATURES, head.draw_noise((64,)))
-    assert sample["action"].shape == (64, 4, 2)
-    assert sample["sample_log_prob"].shape == (64, 8 if level == "token" else 4)
-    fields = {key: sample[key] for key in head.fields}
-    again, entropy = head.log_prob_and_entropy(FEATURES, fields)
-    torch.testing.assert_close(again, sample["sample_log_prob"], rtol=0, atol=2e-6)
-    assert (entropy != 0).all() == head.has_entropy
-    key = "chain_to" if settings is SDE else "chain"
-    changed = fields[key].clone()
-    changed[..., -1, :, 2] += 9.0 if settings is SDE else 0.0
-    changed[:, -1, ..., 2] += 9.0  # the last transition, which is followed by none
-    other, _ = head.log_prob_and_entropy(FEATURES, fields | {key: changed})
-    assert torch.equal(other, again)
-
-
 def test_one_step_of_each_chain_is_drawn_and_the_others_are_of_the_ode():
     head = padded_head()
     noise = head.draw_noise((4096,))
@@ -195,23 +161,6 @@ def test_a_learnt_chain_has_the_entropy_of_its_samples():
     error = sample["sample_log_prob"].std(0) / 8000**0.5
     difference = sample["sample_log_prob"].mean(0) + entropy.mean(0)
     assert (difference.abs() / error).max() < 4.5
-
-
-def test_the_backbone_runs_once_and_the_expert_once_per_step():
-    policy = make_policy()
-    counts = {"backbone": 0, "expert": 0}
-
-    def count(name, *_):
-        counts[name] += 1
-
-    policy.backbone.register_forward_hook(partial(count, "backbone"))
-    policy.head.expert.register_forward_hook(partial(count, "expert"))
-    td = policy(observed(3))
-    assert counts == {"backbone": 1, "expert": 4}
-    policy.evaluate_actions(td)
-    assert counts == {"backbone": 2, "expert": 5}
-    policy.get_action(observed(3), deterministic=True)
-    assert counts == {"backbone": 3, "expert": 9}
 
 
 def test_what_a_flow_cannot_do_is_refused():
@@ -275,20 +224,6 @@ def test_the_first_ratio_is_one_in_the_background_too(name, tmp_path):
         n for n, p in start.named_parameters() if not torch.equal(p, runs["here"][f"policy.{n}"])
     }
     assert any("expert" in n or "actor" in n for n in moved)  # fmt: skip
-
-
-def test_actions_that_were_not_executed_count_in_no_loss(tmp_path):
-    torch.manual_seed(0)
-    module = PPO(make_policy(BLOCKS, blocks_policy), **ON_POLICY)
-    td = module.policy(observed(8, BLOCKS))
-    td["executed"] = torch.arange(4) < torch.randint(1, 5, (8, 1))
-    td.update({"advantage": torch.randn(8), "return": torch.randn(8), "value": torch.zeros(8)})
-    losses = []
-    for shift in (0.0, 5.0):
-        other = td.clone()
-        other["chain_to"] = td["chain_to"] + shift * ~td["executed"][..., None]
-        losses.append(module.loss(add_part_weights(other))[0])
-    assert torch.equal(*losses)
 
 
 @pytest.mark.parametrize("name", ["ppo", "clone"])
@@ -453,18 +388,6 @@ def test_the_noise_is_one_choice_whose_log_prob_is_that_of_its_gaussian(clone):
     assert not any(p.requires_grad for p in policy.base.parameters())
     moved = {id(p) for group in policy.parameter_groups() for p in group["params"]}
     assert not moved & {id(p) for p in policy.base.parameters()}
-
-
-def test_critics_judge_the_noise_which_the_replay_keeps():
-    policy = make_policy(cls=NoiseActorCritic, base=flow_policy)
-    rollout = make_collector(SyncCollector, DOORS(16), policy, 2, 1).collect()
-    replay = ReplayBuffer(policy.observation_space, policy.replay_action_space, 16, capacity=64)
-    replay.extend(policy.rollout_for_replay(rollout))
-    (batch,) = replay.batches(1, 32)
-    assert batch["action"].shape == (32, 8)
-    assert torch.isin(batch["action"], rollout["noise"]).all()
-    assert 0.5 < policy.unit(batch["action"]).abs().max() <= 1.0
-    assert policy.action_space.shape == rollout["action"].shape[2:] == (8, 1)
 
 
 def test_critics_judge_what_was_done_and_those_of_noise_what_the_flow_makes_of_it(monkeypatch):

@@ -198,19 +198,6 @@ def test_qc_clones_by_its_flow_and_the_best_of_one_sample_is_the_clone():
     assert not [name for name in policy.acting_state() if "critic" in name], "the clone needs none"
 
 
-def test_the_critics_choose_the_best_sample_and_travel_to_collectors():
-    module = made(QC, 3)
-    module.policy.requires_grad_(False)
-    policy, (batch, minibatch) = module.policy, drawn(3)
-    td = TensorDict({"observation": minibatch["observation"]}, [ROWS])
-    unit = policy.chosen_unit(td, td["observation"], minibatch["next_noise"])
-    paper = Paper(policy, module.target_critic)
-    np.testing.assert_allclose(unit, paper.chosen(batch["observation"], batch["next_noise"]))
-    assert [name for name in policy.acting_state() if "critic" in name]
-    policy.q_reduction = "min"
-    assert torch.equal(policy.reduced(torch.tensor([[1.0], [2.0]])), torch.ones(1))
-
-
 def test_a_chunk_is_executed_before_another_one_is_chosen():
     policy = FlowActorCritic(OBSERVATION_SPACE, SPACE, (8,), chunk_size=3)
     state, actions, chunks = policy.first_state(2)["state"], [], []
