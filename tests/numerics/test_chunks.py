@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs.chunk_wrapper import repeated
 from lightning_rl.functional import gae
 from lightning_rl.rollout.contract import discount_of, env_steps
 from tests.algorithms import Reinforce
@@ -46,10 +45,10 @@ def walk(num_envs, fails=True, limit=1000):
     )
 
 
-def play_chunked(fails, limit, execute=None):
+def play_chunked(fails, limit):
     """Return the chunked fields [N, T, ...], and the actions that each row executed, in order."""
     torch.manual_seed(0)
-    env = ActionChunk(16, lambda n: walk(n, fails, limit), K, execute)
+    env = ActionChunk(16, lambda n: walk(n, fails, limit), K)
     observations, steps, executed = [env.reset(seed=5)[0]], [], [[] for _ in range(16)]
     for _ in range(9):
         action = torch.randn(16, K, 1)
@@ -209,18 +208,12 @@ def test_what_cannot_be_chunked_is_refused():
         )
     with refused(names=("execute", "[1, chunk_size=4]", "5")):
         ActionChunk(2, walk, 4, execute=5)
-    with refused(names=("chunk_size", "at least 1", "0")):
-        ActionChunk(2, walk, 0)
-    with refused(names=("Text", "Box", "Discrete")):
-        repeated(gymnasium.spaces.Text(3), 2)
-    assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])
 
 
 @pytest.mark.parametrize(
     ("id", "settings", "vectorization"),
     [
         ("CartPole-v1", {}, "sync"),
-        ("CartPole-v1", {"max_episode_steps": 10}, "sync"),
         ("CartPole-v1", {}, "async"),
         ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
     ],

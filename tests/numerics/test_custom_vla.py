@@ -166,11 +166,9 @@ def test_weights_that_the_model_does_not_have_are_refused(directory, tmp_path):
         fill_with_weights(directory, str(tmp_path / "more.pt"))
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", "directory", "shards"])
+@pytest.mark.parametrize("suffix", [".safetensors", "directory", "shards"])
 def test_weights_come_from_a_file_a_directory_or_shards(suffix, directory):
-    save = torch.save
-    if suffix not in (".pth",):
-        save = pytest.importorskip("safetensors.torch").save_file
+    save = pytest.importorskip("safetensors.torch").save_file
     weights = directory.state_dict()
     if suffix.startswith("."):
         path = f"other{suffix}"
@@ -224,32 +222,19 @@ def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
     assert "async/staleness_mean" in scalars(fit("grpo", "--model.group_size", "2"))
 
 
-FILE = "(.safetensors, .pt, .pth, .bin)"
 REFUSED = {
     "no method": ({"model_class": "my_vla.NoEvaluation"}, ("my_vla.NoEvaluation", "evaluate_actions", "get_value(td)")),
     "another forward": ({"model_class": "my_vla.OneArgument"}, ("my_vla.OneArgument", "forward(self, td)", "deterministic", "generator")),
     "incomplete answer": ({"model_class": "my_vla.Forgetful"}, ("my_vla.Forgetful.evaluate_actions", "'entropy'", "sample_log_prob, entropy, value")),
     "no such class": ({"model_class": "my_vla.MyVLAA"}, ("model_class", "'my_vla.MyVLAA'", "my_vla.MyVLA")),
-    "no such module": ({"model_class": "nowhere.MyVLA"}, ("model_class", "'nowhere.MyVLA'", "working directory")),
-    "a policy": (
-        {"model_class": "lightning_rl.SlowPolicy", "model_config": {"policy": 0, "delay_ms": -1}},
-        ("model_class", "'lightning_rl.SlowPolicy'", "class_path"),
-    ),
     "wrong key": ({"model_config": {"widht": 16}}, ("model_config", "'widht'", "WithCritic", "close matches: width")),
-    "no class": ({"model_class": None}, ("CustomVLA", "model_class", "torch.nn.Module", "my_vla.MyVLA")),
     "no module": ({"model_class": "my_vla.not_a_module"}, ("model_class", "'my_vla.not_a_module'", "function", "torch.nn.Module")),
-    "nothing there": ({"model_path": "gone"}, ("gone", "model_path", FILE)),
-    "an empty directory": ({"model_path": "empty"}, ("model_path", "empty", FILE)),
-    "two files": ({"model_path": "two"}, ("model_path", "two", "a.pt, b.bin", FILE)),
+    "nothing there": ({"model_path": "gone"}, ("gone", "model_path", "(.safetensors, .pt, .pth, .bin)")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_used_is_refused_with_a_cure(settings, message, directory, capsys):
-    for folder in ("empty", "two"):
-        Path(folder).mkdir()
-    for file in ("two/a.pt", "two/b.bin"):
-        Path(file).touch()
     write_config(**settings)
     error = error_of(capsys, "fit", "--config", "mine.yaml")
     assert_names(error, *message)

@@ -166,10 +166,6 @@ def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
         NatureCNN(Dict({"camera": PICTURE}))
     with refused(names=("ImpalaCNN", "PerceptronEncoder")):
         ImpalaCNN(ACTION)
-    with refused(names=("activation", "'rellu'", "close matches: relu")):
-        NatureCNN(PICTURE, activation="rellu")
-    with refused(names=("channels=[4]", "kernels=[8, 4, 3]")):
-        NatureCNN(PICTURE, channels=[4])
     with refused(names="policy.init_args.encoder: {class_path: NatureCNN}"):
         ActorCritic(PICTURE, ACTION)
 
@@ -183,22 +179,13 @@ def test_a_choice_is_one_number_among_as_many_as_there_are():
         OneHot(PICTURE)
 
 
-ARM = Dict({"q": Box(-9, 9, (4,)), "gripper": Discrete(2)})
-SPACE = Dict({"camera": PICTURE, "arm": ARM, "goal": Discrete(3), "force": Box(-9, 9, (2,))})
-
-
 def test_a_key_that_is_not_there_is_refused_with_those_that_are():
-    with refused(
-        names=(
-            "DictEncoder.encoders",
-            "'camra'",
-            "arm, camera, force, goal",
-            "close matches: camera",
-        )
-    ):
-        DictEncoder(SPACE, {"camra": SMALL})
+    space = Dict({"camera": PICTURE, "goal": Discrete(3), "force": Box(-9, 9, (2,))})
+    names = ("DictEncoder.encoders", "'camra'", "camera, force, goal", "close matches: camera")
+    with refused(names=names):
+        DictEncoder(space, {"camra": SMALL})
     with refused(names=("'camera'", "NatureCNN", "36x36")):
-        DictEncoder(SPACE)
+        DictEncoder(space)
     with refused(names=("DictEncoder", "Dict", "Box")):
         DictEncoder(PICTURE)
 
@@ -212,7 +199,10 @@ def test_a_frozen_encoder_reads_safetensors_and_part_of_a_checkpoint(tmp_path):
     batch = pictures(5, 12, 10, 3)
     for name, prefix in (("a.safetensors", ""), ("a.ckpt", "policy.encoder.")):
         frozen = FrozenEncoder(PICTURE, SMALL, tmp_path / name, prefix)
+        frozen.train()
         assert torch.equal(frozen(batch), trained(batch))
+        assert not frozen(batch).requires_grad
+        assert not any(module.training for module in frozen.modules())
 
 
 def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
@@ -349,12 +339,8 @@ def test_what_a_gripper_is_fitted_to_lags_whole():
         slow = module.target_gripper(module.target_encoder(fields["next_observation"]))
     target, _ = module.gripper_target(minibatch)
     torch.testing.assert_close(target, slow.gather(-1, best).squeeze(-1))
-    assert not torch.allclose(
-        target,
-        module.target_gripper(policy.encoder(fields["next_observation"]))
-        .gather(-1, best)
-        .squeeze(-1),
-    )
+    fast = module.target_gripper(policy.encoder(fields["next_observation"]))
+    assert not torch.allclose(target, fast.gather(-1, best).squeeze(-1))
 
 
 def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
@@ -505,16 +491,13 @@ class Cautious(PPO):
         super().training_step(rollout, batch_idx)
 
 
-def pictured(num_envs):
-    inner = partial(GymnasiumEnv, id="tests/Pictured-v0", wrappers=[MinimalInfo])
-    return ActionChunk(num_envs, inner, chunk_size=2)
-
-
 def meeting(share_encoder, **model):
     model = {"algorithm": Cautious, "share_encoder": share_encoder, "learning_rate": 1e-3} | model
     data = {"buffer_size": 8, "total_env_steps": 200, "iterations_per_epoch": 4}
     data["num_eval_episodes"] = 8
-    return {"env": pictured, "data": data, "policy": {"encoder": SMALL}, "model": model}
+    inner = partial(GymnasiumEnv, id="tests/Pictured-v0", wrappers=[MinimalInfo])
+    env = partial(ActionChunk, env=inner, chunk_size=2)
+    return {"env": env, "data": data, "policy": {"encoder": SMALL}, "model": model}
 
 
 def test_seen_in_chunks_with_a_warm_up_and_partial_infos_by_a_policy_and_an_algorithm_of_ones_own(

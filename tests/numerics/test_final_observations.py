@@ -41,8 +41,8 @@ def numbered(space, seed=0):
     return rollout, finals
 
 
-def write(rollout, finals, writer=None):
-    writer = writer or FinalObservationWriter(rollout)
+def write(rollout, finals):
+    writer = FinalObservationWriter(rollout)
     for t in range(T):
         writer.write(t, map_tree(lambda field, t=t: field[:, t].clone(), finals))
     writer.finish()
@@ -116,16 +116,10 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     assert storage.add(2) == slice(1, 3)
 
 
-def as_on_an_accelerator(rollout):
-    """Force the rule for devices other than the CPU."""
-    writer = FinalObservationWriter(rollout)
-    writer._on_cpu = False
-    return writer
-
-
 def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
     (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
-    writer = as_on_an_accelerator(other)
+    writer = FinalObservationWriter(other)
+    writer._on_cpu = False
     for t in range(T):
         writer.write(t, finals[:, t], other["done"][:, t])
     assert_same(rollout_state(one), rollout_state(other))
