@@ -1,4 +1,4 @@
-"""An evaluation says the truth: no episode is favoured, and what is said of one is from its end."""
+"""An evaluation says the truth: an episode depends on its seed alone, and has failed if nothing is said of it."""
 
 from functools import partial
 
@@ -133,3 +133,5 @@ def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
     trainer.fit(module, data)
     (returned,) = trainer.validate(module, data)
     assert returned == logged_values(module.evaluation) | {"eval/own": 7.0}
+    monitored = float(trainer.callback_metrics["eval/avg_reward"])
+    assert monitored == pytest.approx(np.mean(module.evaluation["returns"]))

@@ -43,7 +43,7 @@ from tests.arms import HELP
 from tests.helpers import assert_same, assert_same_run, fit_in, last, make_collector, scalars
 from tests.messages import refused
 
-SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
+LEARNT = FlowSettings(steps=3, noise="learnt")
 DOORS = partial(ActionChunk, env=TwoDoors, chunk_size=8)
 BLOCKS = partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4)
 blocks_policy = partial(VLAPolicy, head="flow")
@@ -76,38 +76,35 @@ def observed(num_envs, make=DOORS):
 
 
 class Straight(nn.Module):
-    """A velocity that reads every input, and counts its calls; of three numbers for two."""
+    """A velocity of the noise and the time; of three numbers for two."""
 
-    action_size, calls = 3, 0
+    action_size = 3
 
     def __init__(self):
         super().__init__()
         self.mix = nn.Linear(4, 3)
 
     def forward(self, features, x, t):
-        self.calls += 1
         return self.mix(torch.cat((x, t[:, None, None].expand(*x.shape[:2], 1)), -1))
 
 
-def padded_head(settings=SDE):
+def padded_head(**settings):
     torch.manual_seed(0)
     space = gymnasium.spaces.Box(-2, 4, (4, 2), np.float32)
-    return FlowHead(space, "token", Straight(), 6, settings)
-
-
-FEATURES = Features(torch.zeros(64, 8, 1), torch.linspace(-1, 1, 64 * 6).view(64, 6))
+    return FlowHead(space, "token", Straight(), 6, FlowSettings(**settings))
 
 
 def test_the_clone_loss_is_that_of_the_definition_without_padding():
     head = padded_head()
     noise = head.draw_clone_noise((64,))
     action = torch.rand(64, 4, 2) * 6 - 2
-    loss, _ = head.clone_loss(FEATURES, action, noise)
+    features = Features(torch.zeros(64, 8, 1), torch.zeros(64, 6))
+    loss, _ = head.clone_loss(features, action, noise)
     start, uniform = noise[:, :-1].view(64, 4, 3), noise[:, -1]
     t = (0.001 + 0.999 * uniform ** (1 / 1.5))[:, None, None]
     goal = torch.cat(((action - 1) / 3, torch.zeros(64, 4, 1)), -1)
     x = (1 - t) * goal + t * start
-    wrong = head.expert(FEATURES, x, t.flatten()) - (start - goal)
+    wrong = head.expert(features, x, t.flatten()) - (start - goal)
     torch.testing.assert_close(loss, wrong[..., :2].flatten(1).square())
     torch.testing.assert_close(x, interpolate(goal, start, t.flatten()))
     assert loss.sum(0).grad_fn is not None
@@ -150,7 +147,7 @@ def test_one_step_of_each_chain_is_drawn_and_the_others_are_of_the_ode():
 
 
 def test_a_learnt_chain_has_the_entropy_of_its_samples():
-    head = padded_head(LEARNT)
+    head = padded_head(steps=3, noise="learnt")
     one = Features(torch.zeros(8000, 8, 1), torch.ones(8000, 6))
     with torch.no_grad():
         sample = head.sample(one, head.draw_noise((8000,)))
@@ -168,7 +165,7 @@ def test_what_a_flow_cannot_do_is_refused():
             algorithm(policy, ent_coef=0.1)
         algorithm(make_policy(flow=LEARNT), ent_coef=0.1)
     with refused(names=("flow", "head", "gaussian")):
-        make_policy(BLOCKS, VLAPolicy, head="gaussian", flow=SDE)
+        make_policy(BLOCKS, VLAPolicy, head="gaussian", flow=FlowSettings())
     with refused(names=("temperature=2", "flow.noise_level")):
         make_policy(temperature=2.0)
     with refused(
