@@ -3,7 +3,6 @@
 from functools import partial
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -208,51 +207,6 @@ def test_what_cannot_be_chunked_is_refused():
         )
     with refused(names=("execute", "[1, chunk_size=4]", "5")):
         ActionChunk(2, walk, 4, execute=5)
-
-
-@pytest.mark.parametrize(
-    ("id", "settings", "vectorization"),
-    [
-        ("CartPole-v1", {}, "sync"),
-        ("CartPole-v1", {}, "async"),
-        ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
-    ],
-)
-def test_a_chunked_gymnasium_env_does_what_the_plain_one_does(id, settings, vectorization):
-    rows, decisions = 5, 25
-    make = partial(GymnasiumEnv, id=id, env_kwargs=settings, vectorization=vectorization)
-    env = ActionChunk(rows, make, K)
-    env.single_action_space.seed(0)
-    observation, _ = env.reset(seed=3)
-    taken, seen = [[] for _ in range(rows)], [[] for _ in range(rows)]
-    ends = set()
-    for _ in range(decisions):
-        action = torch.as_tensor(np.stack([env.single_action_space.sample() for _ in range(rows)]))
-        before = observation.clone()
-        observation, reward, terminated, truncated, info = env.step(action)
-        done = terminated | truncated
-        steps = info["executed"].sum(-1)
-        torch.testing.assert_close(reward.float(), info["step_reward"].sum(-1))
-        for n in range(rows):
-            after = info["final_obs"][n] if done[n] else observation[n]
-            seen[n].append((before[n], info["step_reward"][n], steps[n], done[n], after.clone()))
-            taken[n] += list(action[n, : steps[n]].numpy())
-        ends |= set(steps[done].tolist())
-    env.close()
-    assert ends == {1, 2, 3, 4} if not settings else len(ends) == 1
-    for n in range(rows):
-        plain = GymnasiumEnv(1, id, settings)
-        following, _ = plain.reset(seed=[3 + n])
-        actions = iter(taken[n])
-        for before, step_reward, steps, done, after in seen[n]:
-            assert torch.equal(before, following[0])
-            for k in range(int(steps)):
-                step = torch.as_tensor(np.stack([next(actions)]))
-                following, reward, terminated, truncated, info = plain.step(step)
-                torch.testing.assert_close(reward[0].float(), step_reward[k])
-                assert bool(terminated | truncated) == (bool(done) and k == steps - 1)
-            assert torch.equal(info["final_obs"][0] if done else following[0], after)
-        plain.close()
 
 
 def test_a_chunked_gymnasium_env_resumes_and_is_evaluated_in_env_steps():

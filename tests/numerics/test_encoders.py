@@ -25,7 +25,6 @@ from lightning_rl import (
     DictEncoder,
     EncodedObservations,
     FrozenEncoder,
-    GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
     ImpalaCNN,
@@ -137,10 +136,9 @@ def test_channels_are_normalised_by_choice_and_alike_in_training_and_acting(make
     assert torch.equal(encoder.train()(batch), encoder.eval()(batch))
 
 
-@pytest.mark.parametrize("make", [SMALL, partial(SMALL, crop=(2, 3, 8, 6)), partial(SMALL, resize=(9, 9))])  # fmt: skip
-def test_channels_are_scaled_by_their_running_mean_and_variance(make):
+def test_channels_are_scaled_by_their_running_mean_and_variance():
     """Without that a bright ground is the largest signal there is."""
-    encoder = make(PICTURE, normalize=True)
+    encoder = SMALL(PICTURE, normalize=True, crop=(2, 3, 8, 6))
     bright = (200 + pictures(100, 12, 10, 3) % 32 * torch.tensor([0, 1, 1])).to(torch.uint8)
     seen_by_layers = []
     encoder.layers.register_forward_pre_hook(
@@ -153,12 +151,7 @@ def test_channels_are_scaled_by_their_running_mean_and_variance(make):
     assert before.mean() > 0.7
     assert after.mean((0, 2, 3)).abs().max() < 0.1
     assert after.isfinite().all()
-    rows = slice(2, 10), slice(3, 9)
-    looked_at = bright[:, *rows] if encoder.crop else bright
-    assert int(encoder.normalizer.count) == 50 * looked_at[0, ..., 0].numel()  # every second one
-    other = make(PICTURE, normalize=True)
-    other.load_state_dict(encoder.state_dict())
-    assert torch.equal(other(bright), encoder(bright))
+    assert int(encoder.normalizer.count) == 50 * 8 * 6  # every second picture
 
 
 def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
@@ -322,25 +315,6 @@ def test_what_is_frozen_needs_no_slow_copy(tmp_path):
     module = SAC(SquashedActorCritic(PICTURE, ACTION, (8,), encoder=make), batch_size=4)
     assert module.target_encoder is None
     assert stepped(module, "critic") == {"critic"}
-
-
-def test_what_a_gripper_is_fitted_to_lags_whole():
-    """The slow critic of the commands reads what the slow encoder sees, the other what the encoder does."""
-    policy = GripperActorCritic(PICTURE, Box(-1.0, 1.0, (3,), np.float32), (8,), encoder=SMALL)
-    module = GripperSAC(policy, batch_size=4)
-    fields = {"next_observation": pictures(4, 12, 10, 3), "reward": torch.zeros(4)}
-    minibatch = TensorDict(fields | {"discount": torch.ones(4)}, [4])
-    there = TensorDict({"observation": fields["next_observation"]}, [4])
-
-    with torch.no_grad():
-        for parameter in module.target_encoder.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        best = policy.gripper_values(there).argmax(-1, keepdim=True)
-        slow = module.target_gripper(module.target_encoder(fields["next_observation"]))
-    target, _ = module.gripper_target(minibatch)
-    torch.testing.assert_close(target, slow.gather(-1, best).squeeze(-1))
-    fast = module.target_gripper(policy.encoder(fields["next_observation"]))
-    assert not torch.allclose(target, fast.gather(-1, best).squeeze(-1))
 
 
 def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
