@@ -237,7 +237,6 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
             {"model": {"algorithm": SHAC}, "policy": {"encoder": PerceptronEncoder}},
             ("SHAC", "policy.init_args.encoder"),
         ),
-        ({"model": {"algorithm": SHAC, "tau": 0.0}}, ("tau", "(0, 1]", "0.0")),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, words, tmp_path):

@@ -3,7 +3,6 @@
 from functools import partial
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,8 +10,7 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs.chunk_wrapper import repeated
-from lightning_rl.functional import gae, group_relative_advantage
+from lightning_rl.functional import gae
 from lightning_rl.rollout.contract import discount_of, env_steps
 from tests.algorithms import Reinforce
 from tests.envs import NUMBER, ScriptedTask
@@ -46,10 +44,10 @@ def walk(num_envs, fails=True, limit=1000):
     )
 
 
-def play_chunked(fails, limit, execute=None):
+def play_chunked(fails, limit):
     """Return the chunked fields [N, T, ...], and the actions that each row executed, in order."""
     torch.manual_seed(0)
-    env = ActionChunk(16, lambda n: walk(n, fails, limit), K, execute)
+    env = ActionChunk(16, lambda n: walk(n, fails, limit), K)
     observations, steps, executed = [env.reset(seed=5)[0]], [], [[] for _ in range(16)]
     for _ in range(9):
         action = torch.randn(16, K, 1)
@@ -132,24 +130,6 @@ def test_lambda_below_one_decays_once_a_chunk():
             torch.testing.assert_close(got[n, t], trace, rtol=1e-5, atol=1e-5)
 
 
-def test_a_constant_tensor_of_discounts_is_the_number():
-    torch.manual_seed(2)
-    reward, done = torch.randn(8, 5), torch.rand(8, 5) < 0.3
-    whole, mask = group_relative_advantage(reward, done, group_size=4, gamma=0.9)
-    each, same = group_relative_advantage(reward, done, group_size=4, gamma=torch.full((8, 5), 0.9))
-    torch.testing.assert_close(whole, each)
-    assert torch.equal(mask, same)
-
-
-def test_fewer_actions_than_a_chunk_has_may_be_executed():
-    chunked, actions = play_chunked(False, 1000, execute=2)
-    assert chunked["executed"].sum(-1).unique().tolist() == [2]
-    assert not chunked["executed"][..., 2:].any()
-    plain, last = play_plain(3, actions[3], False, 1000)
-    torch.testing.assert_close(chunked["reward"][3].sum().item(), sum(r[1] for r in plain))
-    assert chunked["observation"][3, -1].item() == pytest.approx(last)
-
-
 def passing(num_envs, says=lambda age, info: info):
     """Stand at the goal at odd steps alone; end after as many steps as the start draws, 3 to 10.
 
@@ -169,27 +149,6 @@ def passing(num_envs, says=lambda age, info: info):
 
     action = gymnasium.spaces.Discrete(2)
     return ScriptedTask(num_envs, start, move, action_space=action, steps=100, now=0)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
-def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chunk):
-    plain, chunked = passing(24), ActionChunk(24, passing, chunk)
-    policy, by_chunks = (
-        ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-        for env in (plain, chunked)
-    )
-    expected = run_episodes(policy, plain, list(range(24)))
-    assert {e["success"] for e in expected} == {True, False}
-    for ours, theirs in zip(
-        run_episodes(by_chunks, chunked, list(range(24))), expected, strict=True
-    ):
-        assert ours["success"] == theirs["success"] == (theirs["length"] % 2 == 1)
-        assert ours["metrics"] == theirs["metrics"] == {"age": theirs["length"]}
-    collector = make_collector(SyncCollector, chunked, by_chunks, 6, seed=1)
-    rollout = collector.collect()
-    lengths = collector.statistics.lengths
-    assert list(collector.statistics.successes) == [length % 2 == 1 for length in lengths]
-    assert rollout["done"].sum() == len(lengths) > 5
 
 
 def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():
@@ -248,57 +207,6 @@ def test_what_cannot_be_chunked_is_refused():
         )
     with refused(names=("execute", "[1, chunk_size=4]", "5")):
         ActionChunk(2, walk, 4, execute=5)
-    with refused(names=("chunk_size", "at least 1", "0")):
-        ActionChunk(2, walk, 0)
-    with refused(names=("Text", "Box", "Discrete")):
-        repeated(gymnasium.spaces.Text(3), 2)
-    assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])
-
-
-@pytest.mark.parametrize(
-    ("id", "settings", "vectorization"),
-    [
-        ("CartPole-v1", {}, "sync"),
-        ("CartPole-v1", {"max_episode_steps": 10}, "sync"),
-        ("CartPole-v1", {}, "async"),
-        ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
-    ],
-)
-def test_a_chunked_gymnasium_env_does_what_the_plain_one_does(id, settings, vectorization):
-    rows, decisions = 5, 25
-    make = partial(GymnasiumEnv, id=id, env_kwargs=settings, vectorization=vectorization)
-    env = ActionChunk(rows, make, K)
-    env.single_action_space.seed(0)
-    observation, _ = env.reset(seed=3)
-    taken, seen = [[] for _ in range(rows)], [[] for _ in range(rows)]
-    ends = set()
-    for _ in range(decisions):
-        action = torch.as_tensor(np.stack([env.single_action_space.sample() for _ in range(rows)]))
-        before = observation.clone()
-        observation, reward, terminated, truncated, info = env.step(action)
-        done = terminated | truncated
-        steps = info["executed"].sum(-1)
-        torch.testing.assert_close(reward.float(), info["step_reward"].sum(-1))
-        for n in range(rows):
-            after = info["final_obs"][n] if done[n] else observation[n]
-            seen[n].append((before[n], info["step_reward"][n], steps[n], done[n], after.clone()))
-            taken[n] += list(action[n, : steps[n]].numpy())
-        ends |= set(steps[done].tolist())
-    env.close()
-    assert ends == {1, 2, 3, 4} if not settings else len(ends) == 1
-    for n in range(rows):
-        plain = GymnasiumEnv(1, id, settings)
-        following, _ = plain.reset(seed=[3 + n])
-        actions = iter(taken[n])
-        for before, step_reward, steps, done, after in seen[n]:
-            assert torch.equal(before, following[0])
-            for k in range(int(steps)):
-                step = torch.as_tensor(np.stack([next(actions)]))
-                following, reward, terminated, truncated, info = plain.step(step)
-                torch.testing.assert_close(reward[0].float(), step_reward[k])
-                assert bool(terminated | truncated) == (bool(done) and k == steps - 1)
-            assert torch.equal(info["final_obs"][0] if done else following[0], after)
-        plain.close()
 
 
 def test_a_chunked_gymnasium_env_resumes_and_is_evaluated_in_env_steps():

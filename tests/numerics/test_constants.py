@@ -31,29 +31,19 @@ class Settings:
 
 
 class Loss(nn.Module):
-    shared = 0.5
-
     def __init__(self):
         super().__init__()
-        self.number, self.flag, self.kind, term = 0.5, True, "half", Settings()
+        self.number, term = 0.5, Settings()
         term.weight = 0.5
         self.inner = SimpleNamespace(weight=0.5, weights={"a": 0.5}, terms=[term])
         self.array, self.count, self.seen = np.array([0.5]), 0, []
         self.tensor = torch.tensor([0.5])
-        self.register_buffer("buffer", torch.tensor([0.5]))
         self.register_buffer("version", torch.tensor(1))
         self.layer = nn.Dropout(0.5)
-
-    @property
-    def half(self):
-        return self.number * 1.0
 
 
 READERS_AND_CHANGES = {
     "number": (lambda m: m.number, lambda m: setattr(m, "number", 2.0)),
-    "flag": (lambda m: 0.5 if m.flag else 2.0, lambda m: setattr(m, "flag", False)),
-    "string": (lambda m: {"half": 0.5, "two": 2.0}[m.kind], lambda m: setattr(m, "kind", "two")),
-    "class attribute": (lambda m: m.shared, lambda m: setattr(m, "shared", 2.0)),
     "number of an object": (lambda m: m.inner.weight, lambda m: setattr(m.inner, "weight", 2.0)),
     "slot in a list": (
         lambda m: m.inner.terms[0].weight,
@@ -61,7 +51,6 @@ READERS_AND_CHANGES = {
     ),
     "item of a dict": (lambda m: m.inner.weights["a"], lambda m: m.inner.weights.update(a=2.0)),
     "array": (lambda m: float(m.array[0]), lambda m: m.array.fill(2.0)),
-    "property": (lambda m: m.half, lambda m: setattr(m, "number", 2.0)),
     "number of a module": (lambda m: m.layer.p, lambda m: setattr(m.layer, "p", 2.0)),
     "item of a buffer": (lambda m: 0.5 * m.version.item(), lambda m: m.version.fill_(4)),
     "tensor": (lambda m: m.tensor, lambda m: setattr(m, "tensor", torch.zeros(3))),
@@ -69,7 +58,6 @@ READERS_AND_CHANGES = {
         lambda m: m.tensor,
         lambda m: setattr(m, "tensor", torch.tensor([3.0])),
     ),
-    "buffer": (lambda m: m.buffer, lambda m: setattr(m, "buffer", torch.zeros(3))),
 }
 
 
@@ -99,30 +87,6 @@ def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, t
     for _ in range(2):
         assert torch.equal(multiply(), torch.ones(1) * read(module))
     assert len(graphs["product",]) == 1 + (name != "tensor of the same layout")
-
-
-OF_COUNTER = {
-    "unread": lambda m: m.number,
-    "read": lambda m: m.env_steps / 8,
-    "decided": lambda m: 2.0 if m.env_steps > 16 else 1.0,
-}
-
-
-@pytest.mark.parametrize("name", OF_COUNTER)
-def test_the_counter_of_env_steps_needs_no_second_trace(name, traced_only):
-    read, steps = OF_COUNTER[name], (8, 16, 24)
-    module = Loss()
-    traces = []
-
-    def traced(module):
-        traces.append(module.env_steps)
-        return read(module)
-
-    multiply, graphs = graphs_of(module, traced)
-    for module.env_steps in steps:
-        assert multiply().item() == read(module)
-    assert len(graphs["product",]) == (len(steps) if name == "decided" else 1)
-    assert len(traces) == (1 + len(steps) if name == "decided" else 1)
 
 
 def test_a_decision_by_a_number_has_a_graph_for_each_value_beside_one_that_varies(traced_only):

@@ -86,9 +86,7 @@ def test_the_loss_moves_the_predictor_alone_by_its_gradient():
     [
         ({"keys": None}, ("keys", "8, 8, 3")),
         ({"keys": ["leg"]}, ("leg", "arm", "eye")),
-        ({"weight": -1.0}, ("weight", "-1.0")),
         ({"weight": []}, ("weight", "[env steps, weight]", "1", "0")),
-        ({"gamma": 1.0}, ("gamma", "1.0")),
     ],
 )
 def test_what_is_no_state_is_refused(settings, names):

@@ -160,39 +160,15 @@ def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(director
     run(["validate", "--ckpt_path", str(part), "--config", "mine.yaml"])  # the user's own
 
 
-def test_it_begins_with_the_weights_in_the_directory_and_they_learn(directory):
-    write_config()
-    run_dir = fit("run", "--model.learning_rate", "1e-30")
-    trained = load(last(run_dir))["state_dict"]
-    for key, value in directory.state_dict().items():
-        assert torch.equal(trained[f"policy.model.{key}"], value), key
-    trained = load(last(fit("fast", "--model.init_args.policy.init_args.freeze", "['vision*']")))
-    trained = trained["state_dict"]
-    for key, value in directory.state_dict().items():
-        moved = not torch.equal(trained[f"policy.model.{key}"], value)
-        assert moved == (not key.startswith("vision")), key
-
-
-def test_weights_without_a_value_head_may_begin_a_new_one(directory, capsys):
-    write_config(model_path="actor")
-    error = error_of(capsys, "fit", "--config", "mine.yaml")
-    assert_names(error, "actor", "2 missing", "value_head.weight, value_head.bias", "strict: false")
-    write_config(model_path="actor", strict=False)
-    with refused(UserWarning, names=("2 missing", "value_head.weight, value_head.bias")):
-        fit("run")
-
-
 def test_weights_that_the_model_does_not_have_are_refused(directory, tmp_path):
     torch.save({**directory.state_dict(), "extra.weight": torch.zeros(2)}, tmp_path / "more.pt")
     with refused(names=(tmp_path / "more.pt", "1 unexpected", "extra.weight", "strict: false")):
         fill_with_weights(directory, str(tmp_path / "more.pt"))
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", "directory", "shards"])
+@pytest.mark.parametrize("suffix", [".safetensors", "directory", "shards"])
 def test_weights_come_from_a_file_a_directory_or_shards(suffix, directory):
-    save = torch.save
-    if suffix not in (".pth",):
-        save = pytest.importorskip("safetensors.torch").save_file
+    save = pytest.importorskip("safetensors.torch").save_file
     weights = directory.state_dict()
     if suffix.startswith("."):
         path = f"other{suffix}"
@@ -246,32 +222,19 @@ def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
     assert "async/staleness_mean" in scalars(fit("grpo", "--model.group_size", "2"))
 
 
-FILE = "(.safetensors, .pt, .pth, .bin)"
 REFUSED = {
     "no method": ({"model_class": "my_vla.NoEvaluation"}, ("my_vla.NoEvaluation", "evaluate_actions", "get_value(td)")),
     "another forward": ({"model_class": "my_vla.OneArgument"}, ("my_vla.OneArgument", "forward(self, td)", "deterministic", "generator")),
     "incomplete answer": ({"model_class": "my_vla.Forgetful"}, ("my_vla.Forgetful.evaluate_actions", "'entropy'", "sample_log_prob, entropy, value")),
     "no such class": ({"model_class": "my_vla.MyVLAA"}, ("model_class", "'my_vla.MyVLAA'", "my_vla.MyVLA")),
-    "no such module": ({"model_class": "nowhere.MyVLA"}, ("model_class", "'nowhere.MyVLA'", "working directory")),
-    "a policy": (
-        {"model_class": "lightning_rl.SlowPolicy", "model_config": {"policy": 0, "delay_ms": -1}},
-        ("model_class", "'lightning_rl.SlowPolicy'", "class_path"),
-    ),
     "wrong key": ({"model_config": {"widht": 16}}, ("model_config", "'widht'", "WithCritic", "close matches: width")),
-    "no class": ({"model_class": None}, ("CustomVLA", "model_class", "torch.nn.Module", "my_vla.MyVLA")),
     "no module": ({"model_class": "my_vla.not_a_module"}, ("model_class", "'my_vla.not_a_module'", "function", "torch.nn.Module")),
-    "nothing there": ({"model_path": "gone"}, ("gone", "model_path", FILE)),
-    "an empty directory": ({"model_path": "empty"}, ("model_path", "empty", FILE)),
-    "two files": ({"model_path": "two"}, ("model_path", "two", "a.pt, b.bin", FILE)),
+    "nothing there": ({"model_path": "gone"}, ("gone", "model_path", "(.safetensors, .pt, .pth, .bin)")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_used_is_refused_with_a_cure(settings, message, directory, capsys):
-    for folder in ("empty", "two"):
-        Path(folder).mkdir()
-    for file in ("two/a.pt", "two/b.bin"):
-        Path(file).touch()
     write_config(**settings)
     error = error_of(capsys, "fit", "--config", "mine.yaml")
     assert_names(error, *message)

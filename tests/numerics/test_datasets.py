@@ -181,19 +181,10 @@ def test_a_discarded_episode_leaves_nothing(tmp_path):
                 "keys: {<column>: observation}",
             ),
         ),
-        (
-            {"action_space": Discrete(3)},
-            ("action", "float32", "[2]", "int64", "[]", "keys: {<column>: action}"),
-        ),
-        ({"observation_space": Dict({"speed": Box(-1, 1, (3,))})}, ("'observation.speed'", "keys")),
         ({"fps": 30}, ("12.5 frames per second", "30 steps per second")),
         (
             {"keys": {"observation.stat": "observation"}},
             ("keys", "'observation.stat'", "close matches: observation.state"),
-        ),
-        (
-            {"keys": {"observation.state": "state"}},
-            ("keys: {observation.state: state}", "observation.<key>, action, reward"),
         ),
     ],
 )
@@ -204,12 +195,6 @@ def test_a_dataset_of_another_env_is_refused_with_the_cure(settings, message, tm
         read_episodes(tmp_path / "data", **settings)
 
 
-def shorten_video(path):
-    file = next((path / "videos/observation.images.front").rglob("*.mp4"))
-    shorter = next(path.parent.glob("short/videos/observation.images.front/*/*.mp4"))
-    file.write_bytes(shorter.read_bytes())
-
-
 def remove(pattern):
     def act(path):
         for file in path.rglob(pattern):
@@ -218,12 +203,9 @@ def remove(pattern):
     return act
 
 
-def cut(pattern, size=-40):
-    def act(path):
-        for file in path.rglob(pattern):
-            file.write_bytes(file.read_bytes()[:size])
-
-    return act
+def cut_videos(path):
+    for file in path.rglob("*.mp4"):
+        file.write_bytes(file.read_bytes()[:600])
 
 
 def old(path):
@@ -234,22 +216,17 @@ def old(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut("*.mp4", 600), (".mp4", "keys")),
-        (shorten_video, (".mp4", "0.160 seconds")),
+        (cut_videos, (".mp4", "keys")),
         (remove("*.mp4"), (".mp4", "No such file")),
-        (remove("info.json"), "info.json"),
-        (cut("data/*/*.parquet"), "data/chunk-000/file-000.parquet"),
-        (cut("episodes/*/*.parquet"), "meta/episodes/chunk-000/file-000.parquet"),
         (remove("episodes/*/*.parquet"), ("data", "episode")),
         (old, ("v2.1", "v3.0", "lerobot")),
     ],
-    ids=["broken video", "short video", "no video", "no info", "cut data", "cut episodes", "no episodes", "old format"],
-)  # fmt: skip
+    ids=["broken video", "no video", "no episodes", "old format"],
+)
 def test_a_damaged_dataset_ends_in_one_message(damage, message, tmp_path):
-    for name, length in {"data": 5, "short": 1}.items():
-        writer = EpisodeWriter(tmp_path / name, OBSERVATION, ACTION, FPS, "push")
-        Recorded().record(writer, length)
-        writer.finalise()
+    writer = EpisodeWriter(tmp_path / "data", OBSERVATION, ACTION, FPS, "push")
+    Recorded().record(writer, 5)
+    writer.finalise()
     damage(tmp_path / "data")
     with refused(names=message):
         read_episodes(tmp_path / "data")[0]
@@ -275,14 +252,8 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     ):
         with refused(names=("data", "12.5 frames per second")):
             EpisodeWriter(path, *settings)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/thesis.tex").write_text("")
-    with refused(names="thesis.tex"):
-        EpisodeWriter(tmp_path / "other", OBSERVATION, ACTION, FPS)
     with refused(names=("Tuple", "Box, Discrete", "gymnasium.wrappers.FlattenObservation")):
         EpisodeWriter(tmp_path / "new", Tuple([ACTION]), ACTION, FPS)
-    with refused(names=("fps", "0")):
-        EpisodeWriter(tmp_path / "new", OBSERVATION, ACTION, 0)
     with refused(names=("nowhere", "meta/info.json")):
         read_episodes(tmp_path / "nowhere")
     assert not Path(tmp_path / "new").exists()
@@ -461,16 +432,6 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
         np.testing.assert_array_equal(
             left.infos["body"]["height"][1:], right.infos["body"]["height"][1:]
         )
-    with refused(names=("observation space", "Dict", "Box")):
-        read_episodes(tmp_path / "copy-v0", observation_space=Box(-9, 9, (2,)))
-    (tmp_path / "copy-v0/data/main_data.hdf5").write_bytes(b"nothing")
-    with refused(names="copy-v0"):
-        read_episodes(tmp_path / "copy-v0")
-    metadata = tmp_path / "toy/test-v0/data/metadata.json"
-    said = json.loads(metadata.read_text())
-    metadata.write_text(json.dumps({key: said[key] for key in said if not key.endswith("_space")}))
-    with refused(names=("test-v0", "Minari 0.4")):  # Minari would make an env
-        read_episodes(tmp_path / "toy/test-v0")
 
 
 def all_transitions(replay, n_steps):
@@ -505,24 +466,6 @@ def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
     assert all(episode.terminated[-1] ^ episode.truncated[-1] for episode in episodes)
     intervened = sum(int(episode.intervened.sum()) for episode in episodes)
     assert intervened == sum(int(piece["intervened"].sum()) for piece in fragments(replay)) > 0
-
-
-def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):
-    """Without them a gripper that learns from another run's replay may open and close for nothing."""
-    space = NESTED
-    replay = ReplayBuffer(space, OF_STREAMS, 2, capacity=60)
-    stream = Stream(space, 2, seed=3, person=True)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(3):
-        rollout = stream.next(9, True)
-        penalty = -torch.rand(rollout.shape, generator=generator)
-        rollout["penalty"] = penalty * (penalty < -0.5)  # of most steps there is none
-        replay.extend(rollout)
-    write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10)
-    episodes = read_episodes(tmp_path / "data", observation_space=space)  # actions unclipped
-    again = read_replay(episodes, space, OF_STREAMS)
-    assert ("penalty",) in again.samples(torch.arange(3), 1, 0.9)
-    assert all_transitions(again, 1) == all_transitions(replay, 1)
 
 
 def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):

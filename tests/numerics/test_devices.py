@@ -147,10 +147,7 @@ WRONG = {
         lambda: opened(Gamepad(neutral=[0.0, 3.0]), Box(-1, 1, (2,))),
         ("neutral=[0.0, 3.0]", "Box(-1.0, 1.0, (2,), float32)"),
     ),
-    "two meanings": (lambda: Keyboard({"success": "up"}, {"up": "+0"}), ("keys", "['up']")),
     "unknown": (lambda: Keyboard({"takeover": "a"}), ("keys", "['takeover']", "take_over, success, failure, rerecord")),
-    "unknown button": (lambda: Gamepad({"takeover": 1}), ("buttons", "['takeover']", "take_over, success, failure, rerecord")),
-    "speed": (lambda: Keyboard(speed=0), ("speed", "0")),
 }  # fmt: skip
 
 

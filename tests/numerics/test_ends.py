@@ -14,8 +14,6 @@ from lightning_rl.extensions.tasks import gymnasium_tasks
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
     FinalObservationWriter,
-    final_observations,
-    next_observations,
 )
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import make_collector, policy_for
@@ -30,8 +28,8 @@ class Limited(VectorEnv):
 
     device = torch.device("cpu")
 
-    def __init__(self, num_envs=3, tree=False, terminated=False, final=lambda observation: {}):
-        self.num_envs, self.tree, self.terminated, self.final = num_envs, tree, terminated, final
+    def __init__(self, num_envs=3, tree=False, final=lambda observation: {}):
+        self.num_envs, self.tree, self.final = num_envs, tree, final
         box = Box(-9, 9, (2,), np.float32)
         self.single_observation_space = gymnasium.spaces.Dict({"x": box}) if tree else box
         self.single_action_space = Discrete(2)
@@ -49,27 +47,11 @@ class Limited(VectorEnv):
         ended = torch.full((self.num_envs,), self.age == LENGTH)
         info = self.final(self._observe()) if self.age == LENGTH else {}
         self.age %= LENGTH
-        cut, over = ended & (not self.terminated), ended & self.terminated
-        return self._observe(), torch.ones(self.num_envs), over, cut, info
+        return self._observe(), torch.ones(self.num_envs), torch.zeros_like(ended), ended, info
 
 
-def collector_of(env, kind=SyncCollector, num_steps=10, **settings):
-    return make_collector(kind, env, policy_for(env, seed=0), num_steps, 1, **settings)
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_a_time_out_without_its_final_observation_is_refused(tree):
-    message = ("Limited", "env 0", "step 3", "info['final_obs']")
-    with refused(names=message):
-        collector_of(Limited(tree=tree)).collect()
-
-
-def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
-    given = Limited(final=lambda observation: {"final_obs": observation})
-    rollout = collector_of(given).collect()
-    assert next_observations(rollout)[:, 3].tolist() == [[4.0, 4.0]] * 3
-    assert rollout["truncated"].sum() == 6
-    assert collector_of(Limited(terminated=True)).collect()["terminated"].sum() == 6
+def collector_of(env, num_steps=10):
+    return make_collector(SyncCollector, env, policy_for(env, seed=0), num_steps, 1)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -82,66 +64,36 @@ def test_final_observations_of_a_wrong_shape_are_refused(tree):
         collector_of(Limited(tree=tree, final=first_row)).collect()
 
 
-def cut_in_turn(num_envs=3, how="whole"):
-    """Make a batched Gymnasium env: env i is cut after i + 2 steps; `how` it tells its final observations."""
-    numbers = iter(range(num_envs))
+def cut_together(num_envs, told):
+    """Make a batched Gymnasium env whose episodes are cut after 2 steps; it tells the first rows of the ends."""
 
     def make():
-        space = Box(-9, 99, (2,), np.float32)
-        return ScriptedEnv(space, reward=1.0, length=next(numbers) + 2)
+        return ScriptedEnv(Box(-9, 99, (2,), np.float32), reward=1.0, length=2)
 
     def change(env, results):
         *results, info = results
-        done, final = results[3], info.get("final_obs")
-        if not done.any() or how == "nothing":
+        if told == 0 or "final_obs" not in info:
             return *results, {}
-        rows, short = np.full(num_envs, None), np.full(num_envs, None)
-        for i in done.nonzero()[0]:
-            rows[i], short[i] = final[i], final[i, :1]
-        none = np.zeros_like(done)
-        told = {
-            "whole": {"final_obs": final, "_final_obs": done},
-            "unmasked": {"final_obs": final},
-            "rows": {"final_obs": rows, "_final_obs": done},
-            "no rows": {"final_obs": np.full(num_envs, None), "_final_obs": none},
-            "other rows": {"final_obs": final, "_final_obs": none},
-            "one row": {"final_obs": final[:1]},
-            "short rows": {"final_obs": short, "_final_obs": done},
-        }
-        return *results, told[how]
+        return *results, {"final_obs": info["final_obs"][:told]}
 
     return ScriptedVector(num_envs, make, change=change)
 
 
-gymnasium.register("tests/Batched-v0", lambda: None, vector_entry_point=cut_in_turn)
-
-
-def batched(how):
-    return GymnasiumEnv(3, "tests/Batched-v0", {"how": how}, "vector_entry_point")
+gymnasium.register("tests/Batched-v0", lambda: None, vector_entry_point=cut_together)
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("told", "message"),
     [
-        ("nothing", ("GymnasiumEnv", "env 0", "step 1", "final_obs")),
-        ("no rows", ("'tests/Batched-v0'", "env 0", "final_obs")),
-        ("other rows", ("'tests/Batched-v0'", "env 0", "final_obs")),
-        ("one row", ("GymnasiumEnv", "final_obs", "[1, 2]", "[3, 2]")),
-        ("short rows", ("'tests/Batched-v0'", "final_obs", "[1, 1]", "[1, 2]")),
+        (0, ("GymnasiumEnv", "env 0", "step 1", "final_obs")),
+        (1, ("GymnasiumEnv", "final_obs", "[1, 2]", "[3, 2]")),
     ],
+    ids=["nothing", "one row"],
 )
-def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
+def test_a_batched_gymnasium_env_owes_its_final_observations_too(told, message):
+    env = GymnasiumEnv(3, "tests/Batched-v0", {"told": told}, "vector_entry_point")
     with refused(names=message):
-        collector_of(batched(how)).collect()
-
-
-@pytest.mark.parametrize("how", ["whole", "unmasked", "rows"])
-def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
-    rollout = collector_of(batched(how)).collect()
-    rows, steps = rollout["truncated"].nonzero(as_tuple=True)
-    expected = (rows + 2)[:, None].expand(-1, 2).float()
-    assert torch.equal(final_observations(rollout, rows, steps), expected)
-    assert len(rows) > 3
+        collector_of(env).collect()
 
 
 class Mill(TorchEnv):
@@ -212,19 +164,6 @@ def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, l
     assert min(follow(env, 40, chunk).values()) > 5
 
 
-def test_a_cut_is_bootstrapped_and_a_failure_is_not():
-    rollout = collector_of(Mill(12)).collect()
-    rows, steps = rollout["done"].nonzero(as_tuple=True)
-    kinds = final_observations(rollout, rows, steps)[:, 0]
-    truncated, terminated, success = (
-        rollout[key][rows, steps] for key in ("truncated", "terminated", "success")
-    )
-    assert (kinds[truncated] >= 2).all()
-    assert (kinds[terminated] <= 1).all()
-    assert torch.equal(success, terminated & (kinds == 0))
-    assert not rollout["success"][~rollout["done"]].any()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -239,7 +178,7 @@ def test_ends_of_another_shape_or_kind_are_refused(key, value, message):
         env.step(torch.zeros(4, 2))
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
+@pytest.mark.parametrize("vectorization", ["sync", "vector_entry_point"])
 def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch):
     monkeypatch.setattr(Mill, "render_fps", 10, raising=False)
     monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", lambda n, **settings: Mill(n))

@@ -1,4 +1,4 @@
-"""An evaluation says the truth: no episode is favoured, and what is said of one is from its end."""
+"""An evaluation says the truth: an episode depends on its seed alone, and has failed if nothing is said of it."""
 
 from functools import partial
 
@@ -10,65 +10,17 @@ import torch
 from lightning_rl import PPO, ActionChunk, GymnasiumEnv, PointMass, PushCube, RLTrainer
 from lightning_rl.collectors.evaluation import (
     EpisodeSeeds,
-    bootstrap_interval,
     logged_values,
     run_episodes,
     summarize,
     wilson_interval,
 )
-from tests.callbacks import callback, fail
-from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
+from tests.callbacks import fail
+from tests.envs import UNIT, ScriptedEnv, zeros
 from tests.helpers import make_data, make_ppo, policy_for, scalars, train
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.variants import after, variant
-
-P = 0.3
-
-
-def early_success(num_envs):
-    """Succeed at the first step, or fail at the tenth, by the toss of a coin: return 1 or 0."""
-
-    def start(uniform):
-        lucky = (uniform[:, :1] < P).float()
-        return {"lucky": lucky, "age": torch.zeros_like(lucky)}
-
-    def move(env, state, action):
-        success, age = state["lucky"][:, 0] > 0, state["age"] + 1
-        metrics = {"age": age[:, 0], "vector": age.expand(-1, 3)}
-        info = {"success": success, "metrics": metrics}
-        return {"age": age}, success.float(), success | (age[:, 0] >= 10), info
-
-    more = {"action_space": gymnasium.spaces.Discrete(2), "steps": 100}
-    return ScriptedTask(num_envs, start, move, observe=lambda state: state["lucky"], **more)
-
-
-def first_finishers(env, count):
-    """Return the successes of the first episodes to finish: what a biased evaluator counts."""
-    env.reset(seed=0)
-    found = []
-    while len(found) < count:
-        *_, terminated, truncated, info = env.step(torch.zeros(env.num_envs, dtype=torch.int64))
-        found += info["success"][terminated | truncated].tolist()
-    return found[:count]
-
-
-def test_no_outcome_is_favoured_because_it_comes_early():
-    env, episodes = early_success(50), []
-    for seeds in EpisodeSeeds(0, 400, 50):
-        episodes += run_episodes(policy_for(env, seed=0), env, seeds)
-    summary = summarize(episodes)
-    for low, high in (summary["ci95"], summary["success_ci95"]):
-        assert low <= P <= high
-        assert high - low < 0.1
-    biased = first_finishers(early_success(400), 200)
-    assert wilson_interval(sum(biased), len(biased))[0] > P + 0.05
-    assert bootstrap_interval(np.array(biased, dtype=float))[0] > P + 0.05
-    # What the env says is from the last step of the episode, before the reset.
-    lengths = {True: 1, False: 10}
-    assert all(e["length"] == e["metrics"]["age"] == lengths[e["success"]] for e in episodes)
-    assert summary["metrics"] == {"age": pytest.approx(summary["avg_length"])}
-    assert (summary["terminations"], summary["truncations"]) == (400, 0)
 
 
 def rare(says=True):
@@ -87,25 +39,15 @@ gymnasium.register("tests/Rare-v0", rare)
 gymnasium.register("tests/Silent-v0", partial(rare, says=False))
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("num_envs", [1, 3, 12])
-def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vectorization):
-    if vectorization == "async" and num_envs != 3:
-        return
-    env, episodes = GymnasiumEnv(num_envs, "tests/Rare-v0", vectorization=vectorization), []
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs):
+    env, episodes = GymnasiumEnv(num_envs, "tests/Rare-v0"), []
     for seeds in EpisodeSeeds(1, 12, num_envs):  # the first three fail
         episodes += run_episodes(policy_for(env, seed=0), env, seeds)
     env.close()
     summary = summarize(episodes)
     assert summary["success_rate"] == 3 / 12
     assert summary["success_ci95"] == wilson_interval(3, 12)
-
-
-def test_an_env_that_never_says_success_has_no_rate(tmp_path):
-    module, _, _ = train(tmp_path, env="tests/Silent-v0")
-    assert module.evaluation["success_rate"] is None
-    assert "eval/success_rate" not in scalars(tmp_path)
-    assert "charts/success_rate_avg_100" not in scalars(tmp_path)
 
 
 @pytest.mark.parametrize("own_env", [False, True])
@@ -124,9 +66,7 @@ def dice(env):
     """A policy of a user's, which draws in a way of its own."""
 
     def draw(policy, td, generator):
-        noise = torch.rand(len(td), *policy.action_space.shape, generator=generator)
-        discrete = isinstance(policy.action_space, gymnasium.spaces.Discrete)
-        return (noise * 2).long() if discrete else noise * 2 - 1
+        return (torch.rand(len(td), generator=generator) * 2).long()
 
     value = fail(AssertionError("evaluation needs no value"))
     policy = variant(ScriptedPolicy, get_value=value, evaluate_actions=value)
@@ -135,14 +75,9 @@ def dice(env):
 
 DRAWN = {
     "discrete": (partial(GymnasiumEnv, id="CartPole-v1"), policy_for),
-    "continuous": (
-        partial(GymnasiumEnv, id="Pendulum-v1", env_kwargs={"max_episode_steps": 20}),
-        policy_for,
-    ),
     "task": (partial(PointMass, max_episode_steps=20), policy_for),
     "chunks": (lambda n: ActionChunk(n, partial(PushCube, max_episode_steps=18), 4), policy_for),
     "own": (partial(GymnasiumEnv, id="CartPole-v1"), dice),
-    "own, continuous": (partial(PushCube, max_episode_steps=20), dice),
 }
 
 
@@ -178,19 +113,6 @@ def test_the_wilson_interval_is_that_of_its_formula():
     assert wilson_interval(5, 5)[1] == 1.0
 
 
-def test_everything_an_evaluation_finds_is_logged_and_can_be_monitored(tmp_path):
-    seen = {}
-
-    look = callback(on_validation_end=lambda trainer, _: seen.update(trainer.callback_metrics))
-    module, _, _ = train(tmp_path, env=early_success, trainer={"callbacks": [look]})
-    expected = logged_values(module.evaluation)
-    assert {"eval/ci95_low", "eval/success_ci95_high", "eval/metrics/age"} < set(expected)
-    curves = scalars(tmp_path)
-    for name, value in expected.items():
-        assert curves[name][-1] == (384, pytest.approx(value))
-        assert seen[name].item() == pytest.approx(value)
-
-
 def test_the_evaluation_has_an_env_of_its_own_settings():
     limited = partial(PushCube, max_episode_steps=2)
     data = make_data(PushCube, eval_env=limited, num_eval_envs=3, num_eval_episodes=5)
@@ -203,24 +125,7 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
         _ = other.eval_env
 
 
-def test_validate_and_test_return_the_numbers_of_their_report(tmp_path):
-    module, data, trainer = train(tmp_path, env=PushCube, data={"total_env_steps": 64})
-    data.num_eval_episodes = 3
-    for evaluate in (trainer.validate, trainer.test):
-        (returned,) = evaluate(module, data)
-        report = module.evaluation
-        assert returned == logged_values(report)
-        assert returned["eval/avg_reward"] == np.mean(report["returns"])
-        assert returned["eval/success_rate"] == report["success_rate"]
-        assert returned["eval/ci95_low"] == report["ci95"][0]
-        assert returned["eval/terminations"] + returned["eval/truncations"] == report["episodes"]
-        assert {name for name in returned if name.startswith("eval/metrics/")}
-        monitored = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        assert monitored == pytest.approx(returned)
-
-
 def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
-
     data = make_data(total_env_steps=64)
     own = after(PPO, on_validation_epoch_end=lambda module, _: module.log("eval/own", 7.0))
     module = make_ppo(data, algorithm=own)
@@ -228,3 +133,5 @@ def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
     trainer.fit(module, data)
     (returned,) = trainer.validate(module, data)
     assert returned == logged_values(module.evaluation) | {"eval/own": 7.0}
+    monitored = float(trainer.callback_metrics["eval/avg_reward"])
+    assert monitored == pytest.approx(np.mean(module.evaluation["returns"]))

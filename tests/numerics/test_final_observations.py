@@ -1,28 +1,21 @@
 """True final observations: a row for each episode that ended, found again from every slice of a rollout."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import AsyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
-    LOOK_EVERY,
     FinalObservations,
     FinalObservationWriter,
     check_finite,
     clear_final_observations,
-    final_observations,
-    final_storage,
     map_tree,
     next_observations,
 )
-from tests.envs import ScriptedTask
 from tests.helpers import assert_same
 from tests.messages import refused
 from tests.numerics.test_ends import Mill, collector_of
@@ -48,8 +41,8 @@ def numbered(space, seed=0):
     return rollout, finals
 
 
-def write(rollout, finals, writer=None):
-    writer = writer or FinalObservationWriter(rollout)
+def write(rollout, finals):
+    writer = FinalObservationWriter(rollout)
     for t in range(T):
         writer.write(t, map_tree(lambda field, t=t: field[:, t].clone(), finals))
     writer.finish()
@@ -98,15 +91,6 @@ def test_each_slice_of_a_rollout_finds_its_own(space, cut):
         assert_same(plain(next_observations(copy)), plain(expected_successors(part, theirs)))
 
 
-def test_a_clone_has_rows_of_its_own_and_a_view_shares_them():
-    rollout, finals = written(PLAIN)
-    copy, view = rollout.clone(), rollout[:, :9]
-    clear_final_observations(rollout)
-    rollout["done"].zero_()
-    assert final_storage(view).count == 0
-    assert_same(next_observations(copy), expected_successors(copy, finals))
-
-
 def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     (one, finals), (other, _) = written(PLAIN), written(PLAIN, 1)
     parts = torch.cat([one[2:], one[:2]])
@@ -114,44 +98,6 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     assert_same(next_observations(parts), expected_successors(parts, joined))
     with refused(ValueError, names=("allocate_rollout", "next_observations(rollout)")):
         next_observations(torch.cat([one, other]))
-
-
-def pictures():
-    """Shows its own age, for episodes of as many steps as the start draws: 8 to 23."""
-
-    def start(uniform):
-        left = (uniform * 16).floor() + 8
-        return {"age": torch.zeros_like(left), "left": left}
-
-    def move(env, state, action):
-        left = state["left"] - 1
-        return {"age": state["age"] + 1, "left": left}, None, left.squeeze(1) <= 0
-
-    def observe(state):
-        return state["age"].byte()[:, None, None].expand(-1, 64, 64, 3).contiguous()
-
-    space = Box(0, 255, (64, 64, 3), np.uint8)
-    return ScriptedTask(8, start, move, observe=observe, observation_space=space, steps=1000)
-
-
-def test_a_rollout_of_pictures_takes_little_more_than_its_observations():
-    env, steps = pictures(), 64
-    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 8, steps)
-    picture, stepper = 64 * 64 * 3, env.rollout_stepper(rollout)
-    observations, storage = rollout["observation"].nbytes, final_storage(rollout)
-    for _ in range(3):
-        clear_final_observations(rollout)
-        rollout["observation"][:, 0] = env.reset(seed=1)[0]
-        for t in range(steps):
-            stepper.step(t)
-        stepper.finish()
-        ended = int((rollout["terminated"] | rollout["truncated"]).sum())
-        assert storage.count == ended > 20
-        assert ended * picture < storage.nbytes <= (2 * ended + 2) * picture
-    assert rollout.bytes() + storage.nbytes < 0.6 * 2 * observations
-    rows, at = rollout["terminated"].nonzero(as_tuple=True)
-    ages = rollout["observation"][rows, at, 0, 0, 0] + 1
-    assert torch.equal(final_observations(rollout, rows, at)[:, 0, 0, 0], ages)
 
 
 def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
@@ -170,33 +116,10 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     assert storage.add(2) == slice(1, 3)
 
 
-def as_on_an_accelerator(rollout):
-    """Force the rule for devices other than the CPU."""
-    writer = FinalObservationWriter(rollout)
-    writer._on_cpu = False
-    return writer
-
-
-@pytest.mark.parametrize("space", [PLAIN, TREE], ids=["tensor", "tree"])
-def test_where_a_look_waits_there_are_few_and_the_rows_are_the_same(space, monkeypatch):
-    (one, finals), (other, _) = written(space), numbered(space)
-    looks = []
-    nonzero = torch.Tensor.nonzero
-    monkeypatch.setattr(
-        torch.Tensor, "nonzero", lambda *args, **kw: looks.append(1) or nonzero(*args, **kw)
-    )
-    writer = as_on_an_accelerator(other)
-    for _ in range(2):
-        clear_final_observations(other)
-        looks.clear()
-        write(other, finals, writer)
-        assert len(looks) == -(-T // LOOK_EVERY)
-        assert_same(rollout_state(one), rollout_state(other))
-
-
 def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
     (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
-    writer = as_on_an_accelerator(other)
+    writer = FinalObservationWriter(other)
+    writer._on_cpu = False
     for t in range(T):
         writer.write(t, finals[:, t], other["done"][:, t])
     assert_same(rollout_state(one), rollout_state(other))
@@ -212,38 +135,6 @@ def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
     put_aside = FinalObservationWriter._put_aside
     monkeypatch.setattr(FinalObservationWriter, "_write_now", put_aside)
     assert_same(collected(), expected)
-
-
-def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread_rollouts(tmp_path):
-    def made():
-        return collector_of(Mill(12), AsyncCollector, 21, max_staleness=2, timeout_s=20)
-
-    def collected(collector, count):
-        return [rollout_state(collector.collect()) for _ in range(count)]
-
-    collector, resumed = made(), made()
-    first = collector.collect()
-    kept = rollout_state(first)
-    collector.policy.version += 1
-    collector.publish()
-    deadline = time.monotonic() + 20
-    while collector.metrics()["async/queue_depth"] < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert_same(rollout_state(first), kept)  # the thread has written two more meanwhile
-    torch.save(collector.state_dict(), tmp_path / "collector.pt")
-    expected = collected(collector, 2)
-    resumed.policy.version += 1
-    resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
-    assert_same(collected(resumed, 2), expected)
-    for state in (kept, *expected):
-        ended = int(state["done"].sum())
-        assert len(state["final_observation"]) == 1 + ended > 1
-        assert state["truncated"].any()
-        rows = state["final_index"][state["done"]]
-        assert sorted(rows.tolist()) == list(range(1, 1 + ended))
-    for one in (collector, resumed):
-        one.close()
 
 
 def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed_by_zeros():

@@ -71,9 +71,7 @@ KINDS = {
     "in processes": partial(endless, vectorization="async"),
     "torch": walk,
     "terms around Gymnasium": partial(TermWrapper, env=endless),
-    "terms around torch": partial(TermWrapper, env=walk),
     "chunks of Gymnasium": partial(ActionChunk, env=endless, chunk_size=5),
-    "chunks of torch": partial(ActionChunk, env=walk, chunk_size=5),
     "rsl_rl": foreign,
 }
 

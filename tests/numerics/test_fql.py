@@ -10,7 +10,6 @@ from tensordict import TensorDict
 from lightning_rl import (
     FQL,
     GRU,
-    PPO,
     QC,
     SAC,
     ActionChunk,
@@ -198,19 +197,6 @@ def test_qc_clones_by_its_flow_and_the_best_of_one_sample_is_the_clone():
     assert not [name for name in policy.acting_state() if "critic" in name], "the clone needs none"
 
 
-def test_the_critics_choose_the_best_sample_and_travel_to_collectors():
-    module = made(QC, 3)
-    module.policy.requires_grad_(False)
-    policy, (batch, minibatch) = module.policy, drawn(3)
-    td = TensorDict({"observation": minibatch["observation"]}, [ROWS])
-    unit = policy.chosen_unit(td, td["observation"], minibatch["next_noise"])
-    paper = Paper(policy, module.target_critic)
-    np.testing.assert_allclose(unit, paper.chosen(batch["observation"], batch["next_noise"]))
-    assert [name for name in policy.acting_state() if "critic" in name]
-    policy.q_reduction = "min"
-    assert torch.equal(policy.reduced(torch.tensor([[1.0], [2.0]])), torch.ones(1))
-
-
 def test_a_chunk_is_executed_before_another_one_is_chosen():
     policy = FlowActorCritic(OBSERVATION_SPACE, SPACE, (8,), chunk_size=3)
     state, actions, chunks = policy.first_state(2)["state"], [], []
@@ -343,15 +329,12 @@ def test_on_a_dataset_it_is_resumed_bit_for_bit(settings, mixed, tmp_path):  # n
     ("change", "words"),
     [
         ({"policy": {"num_samples": 2}}, ("FQL", "num_samples", "QC")),
-        ({"policy": {"chunk_size": 0}}, ("chunk_size", "0")),
         ({"policy": {"memory": GRU}}, ("FlowActorCritic", "policy.memory")),
         ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, ("FQL", "policy.value_atoms")),
         ({"policy": {"chunk_size": 3}, "model": {"n_steps": 2}}, ("n_steps", "2", "chunk_size", "3")),
         ({"policy": {"policy_class": SquashedActorCritic}}, ("FQL", "FlowActorCritic")),
         ({"data": {"num_envs": 2}}, ("data.num_envs", "data.buffer_size", "320")),
         ({"data": {"replay": partial(ReplayBuffer, capacity=100)}}, ("data.replay.capacity", "320")),
-        ({"data": {"replay": None}}, ("FQL", "data.replay")),
-        ({"model": {"alpha": -1.0}}, ("alpha", "-1.0")),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):  # noqa: F811
@@ -365,10 +348,6 @@ def test_other_algorithms_chunks_of_the_env_and_means_over_ranks_are_refused(tmp
     policy = FlowActorCritic(OBSERVATION_SPACE, SPACE, (8,))
     with refused(names=("SAC", "SquashedActorCritic")):
         SAC(policy)
-    with refused(names=("PPO", "FlowActorCritic")):
-        PPO(policy)
-    with refused(names=("FlowActorCritic", "FQL")):
-        policy.evaluate_actions(TensorDict({}, [1]))
     with refused(names=("QC", "num_samples", "FQL")):
         QC(policy)
     env = GoalProbe(1)
