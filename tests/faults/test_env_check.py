@@ -7,7 +7,6 @@ from itertools import count
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
 from lightning_rl.extensions.checks import check_env as check
@@ -317,9 +316,3 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_env(monkeypatch):
 def test_what_makes_no_envs_is_refused():
     with refused(names=("CartPoleEnv", "'CartPole-v1'")):
         check_env(gymnasium.make("CartPole-v1"))
-
-
-def test_torch_is_left_as_it_was():
-    before = torch.get_rng_state()
-    check_env(PushCube)
-    assert torch.equal(before, torch.get_rng_state())

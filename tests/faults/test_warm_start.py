@@ -175,12 +175,6 @@ def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
     torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
 
 
-def test_a_critic_of_the_same_make_comes_along(tmp_path, caplog):
-    pair = begin(tmp_path, policy(), policy())
-    torch.testing.assert_close(pair[0].critic[0].weight, pair[1].critic[0].weight)
-    assert "critic" not in caplog.text
-
-
 class Named(ActorOnly):
     """A user's own policy, whose critic has a name of its own."""
 

@@ -7,7 +7,7 @@ import pytest
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import signal_at
-from tests.helpers import assert_same_run, last, load, scalars, train
+from tests.helpers import assert_same_run, last, scalars, train
 from tests.probes import ActionProbe, ValueProbe
 
 
@@ -111,21 +111,3 @@ def test_a_finished_run_can_be_extended(tmp_path):
     train(tmp_path / "extended", model=model)
     train(tmp_path / "extended", model=model, data=longer, ckpt_path=last(tmp_path / "extended"))
     assert_same_run(tmp_path / "whole", tmp_path / "extended")
-
-
-def test_a_run_cut_in_the_middle_of_an_epoch_can_be_extended(tmp_path):
-    run_dir = tmp_path / "run"
-    train(run_dir, data={"total_env_steps": 4 * 16 * 4})
-    module, _, trainer = train(
-        run_dir, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(run_dir)
-    )
-    assert trainer.global_step == 9
-    assert module.env_steps == 4 * 16 * 9
-
-
-def test_resuming_a_finished_run_trains_nothing(tmp_path):
-    train(tmp_path)
-    before = load(last(tmp_path))
-    module, _, trainer = train(tmp_path, ckpt_path=last(tmp_path))
-    assert trainer.global_step == before["global_step"]
-    assert module.env_steps == before["lightning_rl"]["env_steps"]

@@ -16,7 +16,7 @@ import yaml
 from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers import WriterError
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
+from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from tests.callbacks import callback, fail
 from tests.commands import ROOT, Command, wait_until
 from tests.envs import ScriptedEnv, zeros
@@ -106,18 +106,6 @@ def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(
     place = "in step" if vectorization == "sync" else "in recv"
     with refused(TimeoutError, names=("1 s", "collector", place)):
         run(tmp_path, "hang", vectorization, timeout_s=1.0)
-
-
-@pytest.mark.parametrize("killer", ["itself", "another"])
-def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
-    def kill(*args):
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-    callbacks = [callback(on_train_batch_end=kill)] if killer == "another" else []
-    fault = "die" if killer == "itself" else "none"
-    with refused(WriterError, names=("WorkerDied", "2 envs", "-9")) as caught:
-        run(tmp_path, fault, "async", callbacks=callbacks)
-    assert isinstance(caught.value.__cause__, WorkerDied)
 
 
 def test_an_exception_whose_constructor_wants_more_is_reported_too():

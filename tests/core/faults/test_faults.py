@@ -27,7 +27,7 @@ from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
-from tests.callbacks import at_iteration, callback, send
+from tests.callbacks import at_iteration
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
@@ -130,12 +130,6 @@ def faulty_vector(num_envs, how, max_episode_steps):
 
 
 gymnasium.register("Faulty-v0", make_faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
-
-SHAPES = {
-    "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
-    "broadcastable shape": ("'Faulty-v0'", "observation", "[1]", "[3]"),
-    "reward shape": ("'Faulty-v0'", "reward", "[2]"),
-}
 NUMBERS = {
     "nan observation": ("observation", "nan", "env 0", "step 5", "entry [1]"),
     "nan reward": ("reward", "nan", "env 0", "step 4"),
@@ -146,13 +140,6 @@ NUMBERS = {
 def faulty(how, vectorization="sync"):
     make = partial(GymnasiumEnv, id="Faulty-v0", env_kwargs={"how": how})
     return partial(make, vectorization=vectorization)
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("how", SHAPES)
-def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
-    with refused(names=SHAPES[how]):
-        train(tmp_path / "run", env=faulty(how, vectorization))
 
 
 LATE = {
@@ -167,19 +154,6 @@ LATE = {
 def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, tmp_path):
     with refused(names=("Faulty-v0", "observation", *LATE[how])):
         train(tmp_path / "run", env=faulty(how, vectorization))
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("how", LATE)
-def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
-    def as_dict(env):
-        space = gymnasium.spaces.Dict({"state": env.observation_space})
-        wrap = gymnasium.wrappers.TransformObservation
-        return wrap(env, lambda observation: {"state": observation}, space)
-
-    env = partial(faulty(how, vectorization), wrappers=[as_dict])
-    with refused(names=("observation.state", *LATE[how])):
-        train(tmp_path / "run", env=env)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -266,24 +240,9 @@ def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path)
         train(tmp_path / "run", env=env)
 
 
-@pytest.mark.parametrize("how", RAISED)
-def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
-    with refused(RuntimeError, names=(RAISED[how].__name__, "the motor")) as caught:
-        train(tmp_path / "run", env=faulty(how, "async"))
-    note = "\n".join(caught.value.__notes__)
-    assert "In the process of env 0:\nTraceback" in note
-    assert 'raise RAISED[how]("the motor"' in note
-
-
 def test_a_worker_killed_while_envs_are_made_is_named():
     with refused(WorkerDied, names=("of 3 envs", "-9")):
         faulty("killed when made", "async")(3)
-
-
-def test_an_env_that_cannot_be_made_in_a_worker_says_why():
-    with refused(RuntimeError, names=("RuntimeError", "the port is taken")) as caught:
-        faulty("raises when made", "async")(3)
-    assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
 
 
 def failure(capsys, *arguments):
@@ -312,16 +271,6 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
     run(["fit", "--ckpt_path", "last"])
     (run_dir,) = Path("outputs").iterdir()
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
-
-
-def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
-    outcome = rl_cli(*COMMAND, largest_file=20_000)
-    assert outcome.returncode == 1
-    assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
-    assert "File too large" in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
-    (run_dir,) = Path("outputs").iterdir()
-    assert not list((run_dir / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("most", [12, 19], ids=["on its way", "at its end"])
@@ -500,13 +449,6 @@ def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeyp
     assert asked[3:] == [0, signal.SIGTERM]
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step < 12
-
-
-def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
-    agreement(monkeypatch, lambda number: signal.SIGTERM)
-    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [callback(on_train_end=send())]})
-    assert trainer.stop_signal == signal.SIGTERM
-    assert load(last(tmp_path / "run"))["global_step"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -88,17 +88,6 @@ def prints(hook):
     return callback(**{hook: print_more})
 
 
-@pytest.mark.parametrize("names", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
-def test_a_reader_that_stops_holds_up_no_signal(names, tmp_path, monkeypatch):
-    """As `less` does until its user goes on."""
-    with monkeypatch.context() as patch:
-        read_by_others(os.pipe, patch, *names)
-        settings = {"callbacks": [prints("on_train_batch_end")], "enable_progress_bar": True}
-        _, _, trainer = train(tmp_path / "run", trainer=settings)
-    assert trainer.stop_signal == signal.SIGTERM
-    assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step == 1
-
-
 def test_a_reader_that_stops_before_the_training_holds_up_no_signal(tmp_path, monkeypatch):
     handlers = [signal.getsignal(number) for number in STOPS]
     settings = {"callbacks": [prints("on_train_start")]}

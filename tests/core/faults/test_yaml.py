@@ -66,12 +66,6 @@ def test_in_a_config_file(change, path, lines, name, capsys):
     assert_names(error, name, f"'{path}'", f"line {lines}")
 
 
-@pytest.mark.parametrize("form", ["--config=a.yaml", "-c=a.yaml"])
-def test_in_a_config_file_of_another_form(form, capsys):
-    Path("a.yaml").write_text(CONFIG + "data: {}\n")
-    assert_names(refusal_of(capsys, "fit", form), "a.yaml", "'data'", "line 7", "line 14")
-
-
 def test_in_a_file_that_a_config_names(capsys):
     Path("parts").mkdir()
     Path("parts/env.yaml").write_text("class_path: GymnasiumEnv\ninit_args:\n  id: A\n  id: B\n")
