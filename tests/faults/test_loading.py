@@ -47,16 +47,6 @@ def refusal(cls, path, **arguments):
     return str(error.value)
 
 
-def trained_by(policy_class=ActorCritic, algorithm=PPO, **settings):
-    """Train in Python, and return (the module, its run directory)."""
-    data = make_data(**BUDGET)
-    policy = policy_class(data.observation_space, data.action_space)
-    module = algorithm(policy, **{"batch_size": 32, "n_epochs": 1} | settings)
-    trainer = fit_in("outputs/run_20260101_000000", module, data)
-    assert module.env_steps == 128
-    return module, trainer.run_dir
-
-
 def changed(trained, **settings):
     """Return the content of a checkpoint with other settings of the model in its configuration."""
     config = yaml.safe_load(trained[CONFIG_KEY])
@@ -98,18 +88,17 @@ def test_what_no_configuration_holds_is_named_and_can_be_given():
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    local = variant(ActorCritic, "Local")
-    module, run_dir = trained_by(local, optimizer=optimizer)
+    local, data = variant(ActorCritic, "Local"), make_data(**BUDGET)
+    make = partial(local, data.observation_space, data.action_space)
+    module = PPO(make(), batch_size=32, n_epochs=1, optimizer=optimizer)
+    run_dir = fit_in("outputs/run_20260101_000000", module, data).run_dir
     assert_names(
         refusal(Algorithm, run_dir),
         last(run_dir),
-        "policy",
-        "Local",
-        "optimizer",
+        *("policy", "Local", "optimizer"),
         "PPO.load_from_checkpoint(path, optimizer=..., policy=...)",
     )
-    policy = local(module.policy.observation_space, module.policy.action_space)
-    found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
+    found = PPO.load_from_checkpoint(run_dir, policy=make(), optimizer=optimizer)
     assert_same(found.state_dict(), module.state_dict())
 
 
@@ -183,7 +172,6 @@ class Gadget:
 
 
 FORGED = {
-    "instantiator": {"hyper_parameters": {"_instantiator": "os.system", "_class_path": "x.Y"}},
     "class": {
         "hyper_parameters": {
             "_instantiator": "lightning.pytorch.cli.instantiate_module",

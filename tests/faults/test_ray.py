@@ -279,9 +279,7 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     ("settings", "says"),
     [
         ({"num_collectors": 0}, ("num_collectors", "at least 1", "got 0")),
-        ({"max_staleness": -1}, ("max_staleness", "at least 0", "-1")),
         ({"num_collectors": 2, "min_healthy": 3}, ("min_healthy", "[0, 2]", "3")),
-        ({"back_off_s": 0}, ("back_off_s", "0")),
         ({"run": "robot"}, ("run", "'robot'", "data.collector.address")),
     ],
 )

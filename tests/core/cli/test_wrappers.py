@@ -46,7 +46,7 @@ def test_a_wrapper_with_arguments_trains_and_resumes(name):
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 32
 
 
-@pytest.mark.parametrize("value", ["much", True, [["a"]], {"a": 1}])
+@pytest.mark.parametrize("value", ["much", [["a"]]])
 def test_what_is_no_number_is_refused(value, capsys):
     init_args = {"min_action": value, "max_action": 1}
     with pytest.raises(SystemExit):

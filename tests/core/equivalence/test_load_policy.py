@@ -298,9 +298,9 @@ class Mine(ActorCritic):
     """A policy of one's own."""
 
 
-def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
+def trained_by(tmp_path, policy):
     data = make_data(**BUDGET)
-    module = algorithm(policy(data.observation_space, data.action_space), batch_size=32)
+    module = PPO(policy(data.observation_space, data.action_space), batch_size=32)
     fit_in(tmp_path, module, data)
     return last(tmp_path)
 

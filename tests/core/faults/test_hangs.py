@@ -209,17 +209,14 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
 
 
 def test_no_limit_watches_nothing():
-    before = set(watchers())  # of a test before this one
+    before = {*threading.enumerate()}  # of a test before this one
     data = make_data("CartPole-v1", env_timeout_s=None)
     data._env.reset(seed=1)
-    assert not set(watchers()) - before
+    begun = {*threading.enumerate()} - before
+    assert not [thread for thread in begun if thread.name.startswith("watch of")]
     data.close()
     with refused(names=("data.env_timeout_s", "0")):
         make_data("CartPole-v1", env_timeout_s=0)
-
-
-def watchers():
-    return [t for t in threading.enumerate() if t.name.startswith("watch of")]
 
 
 def test_an_env_that_is_debugged_does_not_hang():

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import textwrap
-import warnings
 from functools import partial
 
 import pytest
@@ -20,7 +19,7 @@ from tests.commands import killed_around_call
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 CURE = (
     "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
@@ -66,9 +65,7 @@ def whole(toy, tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize(
-    ("small", "largest"), [(0, 2**26), (2**18, 2**26), (2**18, 4000), (700, 2000)]
-)
+@pytest.mark.parametrize(("small", "largest"), [(2**18, 2**26), (700, 2000)])
 @pytest.mark.parametrize(
     "case", ["several envs", "more ends than there is room for", "chunks", "padding", "a tree"]
 )
@@ -192,13 +189,6 @@ def half(toy, tmp_path):
     return tmp_path / "half"
 
 
-def warnings_of(call, *arguments, **settings):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call(*arguments, **settings)
-    return [str(one.message) for one in caught]
-
-
 def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
     path = half / "checkpoints" / "replay" / files(half)[0]
     content = path.read_bytes()
@@ -212,8 +202,8 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
         spoil()
         with refused(names=("replay", path, CURE)):
             run(toy, half, ckpt_path=last(half))
-    said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
-    assert_names(said, "restore_replay")
+    with refused(UserWarning, names="restore_replay"):
+        run(toy, half, ckpt_path=last(half), restore_replay=False)
     run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
 
 

@@ -196,10 +196,8 @@ def test_what_the_package_and_the_libraries_offer_is_allowed():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model", GADGET),
         ("model", POPEN),
         ("model.class_path", "{name}.MyPPO"),
-        ("data.env.class_path", "{name}.MyEnv"),
         ("data.env.init_args.id", "{name}:{name}-v0"),
         ("data.env.init_args.wrappers", ["{name}.MyWrapper"]),
     ],

@@ -1,6 +1,7 @@
 """Actions of a bounded Box are learnt in [-1, 1] and scaled to the bounds, wherever they go."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,26 +37,12 @@ class BoundedProbe(ActionProbe):
         return results[0][0], reward, results[0][2], {}
 
 
-def learn_bounded(tmp_path, iterations=20, data=None, **model):
-    near, model = {"log_std_init": -1.0}, {"learning_rate": 1e-2} | model
-    return learn(tmp_path, BoundedProbe, iterations, near, data, **model)
-
-
-def average_return(module):
-    episodes = run_episodes(module.policy, BoundedProbe(64), range(64))
-    return float(np.mean([episode["return"] for episode in episodes]))
-
-
 def test_grpo_learns_them(tmp_path):
-    model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True}
-    module = learn_bounded(tmp_path, 25, {"buffer_size": 2, "num_envs": 256}, **model)
-    assert average_return(module) > 0.95
-
-
-def make(space, **kwargs):
-    return distribution_for(
-        space, squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0), **kwargs
-    )
+    model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True, "learning_rate": 1e-2}
+    data = {"buffer_size": 2, "num_envs": 256}
+    module = learn(tmp_path, BoundedProbe, 25, {"log_std_init": -1.0}, data, **model)
+    episodes = run_episodes(module.policy, BoundedProbe(64), range(64))
+    assert np.mean([episode["return"] for episode in episodes]) > 0.95
 
 
 @pytest.mark.parametrize(
@@ -68,6 +55,7 @@ def make(space, **kwargs):
 )
 def test_a_box_bounded_in_part_keeps_it_with_a_warning(low, high, words):
     space = Box(np.float32(low), np.float32(high))
+    make = partial(distribution_for, squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0))
     with refused(UserWarning, names=(*words, "rescale_action: false")):
         distribution = make(space)
     assert type(distribution) is DiagonalGaussian

@@ -15,17 +15,13 @@ from tests.probes import ActionProbe, TimeLimitProbe
 from tests.variants import before
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
-
-
 ALONE = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
 
 
-def learn(tmp_path, env, iterations, policy=None, data=None, seed=3, callbacks=(), **model):
+def learn(tmp_path, env, iterations, policy=None, data=None, **model):
     steps = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
     settings = {"data": steps | (data or {}), "model": SETTINGS | model, "policy": policy}
-    return train(
-        tmp_path, env=env, seed=seed, trainer=ALONE | {"callbacks": [*callbacks]}, **settings
-    )[0]
+    return train(tmp_path, env=env, seed=3, trainer=ALONE, **settings)[0]
 
 
 def observations(*values):
