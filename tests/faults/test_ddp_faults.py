@@ -131,7 +131,6 @@ class TestTwoProcesses:
         ("rank", "launcher"),
         [
             (0, "lightning"),
-            pytest.param(1, "lightning", marks=pytest.mark.slow),
             pytest.param(1, "torchrun", marks=pytest.mark.slow),
         ],
     )
@@ -159,9 +158,7 @@ class TestTwoProcesses:
         [
             (0, "forks"),
             pytest.param("all", "torchrun", marks=pytest.mark.slow),
-            pytest.param(0, "lightning", marks=pytest.mark.slow),
             pytest.param(1, "lightning", marks=pytest.mark.slow),
-            pytest.param("all", "lightning", marks=pytest.mark.slow),
         ],
     )
     def test_sigterm_ends_both_with_a_whole_checkpoint(self, to, launcher, launch, tmp_path):

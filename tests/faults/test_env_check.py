@@ -7,13 +7,12 @@ from itertools import count
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
 from lightning_rl.extensions.checks import check_env as check
 from tests.messages import assert_names, refused
 from tests.probes import TimeLimitProbe
-from tests.variants import after, before, passing, variant
+from tests.variants import after, before, variant
 
 
 class Healthy(gymnasium.Env):
@@ -92,15 +91,10 @@ def step_gives(*row):
 
 FAULTY = {
     "OutsideOfItsBounds": after(Healthy, observe=lambda env, seen: seen * np.float32(3)),
-    "WrongDtype": after(Healthy, observe=lambda env, seen: seen.astype(np.float64)),
     "NotANumber": after(Healthy, observe=with_nan),
-    "OneField": variant(Healthy, observe=lambda env: np.zeros(4, np.float32)),
     "WrongShape": after(Healthy, observe=lambda env, seen: seen[:3]),
     "SharedSeed": variant(Healthy, reset=shared_seed),
     "IgnoresItsSeed": variant(Healthy, draw=ignores_its_seed),
-    "NotReproducible": passing(
-        Healthy, step=lambda env, action: (action + np.random.default_rng().uniform(-0.1, 0.1, 2),)
-    ),
     "GeneratorOfItsOwn": before(
         variant(Healthy, draw=lambda env: env.own.uniform(-1, 1, (2, 2))),
         reset=seeds_a_generator_of_its_own,
@@ -109,7 +103,6 @@ FAULTY = {
     "HugeReward": after(
         Healthy, step=lambda env, result, action: (result[0], 1000 * result[1], *result[2:])
     ),
-    "NotFinite": after(Healthy, step=step_gives(None, float("inf"), None, None, None)),
     "NeverEnds": after(Healthy, step=step_gives(None, None, False, None, None)),
     "Raises": before(Healthy, step=raises),
     "Hangs": before(Healthy, step=lambda env, action: time.sleep(60)),
@@ -156,12 +149,10 @@ def found(env, level="warning", **settings):
     "env",
     [
         "Healthy",
-        "CartPole-v1",
-        "Pendulum-v1",
         partial(PushCube, max_episode_steps=20),
         partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1")),
     ],
-    ids=["own", "CartPole-v1", "Pendulum-v1", "PushCube", "chunks"],
+    ids=["own", "PushCube", "chunks"],
 )
 def test_of_a_healthy_env_nothing_is_said(env):
     assert found(factory(env) if env == "Healthy" else env, "note") == []
@@ -171,25 +162,8 @@ def test_of_a_healthy_env_nothing_is_said(env):
     ("env", "expected"),
     [
         (
-            "WrongDtype",
-            (
-                "gymnasium",
-                "warning",
-                "The obs returned by the `reset()` method was expecting numpy array dtype to be "
-                "float32, actual type: float64",
-            ),
-        ),
-        (
             "NotANumber",
             ("observation", "error", "nan in observation[2] is not finite: an update would fail"),
-        ),
-        (
-            "OneField",
-            (
-                "observation",
-                "warning",
-                "observation never changed: it holds no information for a policy",
-            ),
         ),
         (
             "SharedSeed",
@@ -198,14 +172,6 @@ def test_of_a_healthy_env_nothing_is_said(env):
         (
             "IgnoresItsSeed",
             ("seeds", "warning", "different seeds gave the same starts: reset ignores its seed"),
-        ),
-        (
-            "NotReproducible",
-            (
-                "seeds",
-                "warning",
-                "the same seeds and actions gave a different observation after 1 steps",
-            ),
         ),
         (
             "GeneratorOfItsOwn",
@@ -227,7 +193,6 @@ def test_of_a_healthy_env_nothing_is_said(env):
             "HalfAState",
             ("resume", "error", "the restored env gave a different reward after 1 steps"),
         ),
-        ("NotFinite", ("reward", "error", "it was inf at step 0 of env 0")),
         (
             "FinalOfTheNext",
             (
@@ -249,7 +214,7 @@ def test_a_fault_is_found(env, expected):
     assert matching[0][2].startswith(begin)
     assert matching[0][2].endswith(end)
     others = {told[0] for told in faults} - {topic}
-    assert others <= {"resume", "gymnasium"}, "what is not reproducible cannot be replayed"
+    assert others <= {"resume", "gymnasium"}
 
 
 def test_a_value_outside_of_its_bounds_is_named_with_its_place():
@@ -317,9 +282,3 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_env(monkeypatch):
 def test_what_makes_no_envs_is_refused():
     with refused(names=("CartPoleEnv", "'CartPole-v1'")):
         check_env(gymnasium.make("CartPole-v1"))
-
-
-def test_torch_is_left_as_it_was():
-    before = torch.get_rng_state()
-    check_env(PushCube)
-    assert torch.equal(before, torch.get_rng_state())

@@ -13,12 +13,10 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from lightning_rl import (
-    GRPO,
     PPO,
     ActionChunk,
     ActorCritic,
     Algorithm,
-    Policy,
     PushBlocks,
     RLDataModule,
     SlowPolicy,
@@ -26,26 +24,16 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
-from lightning_rl.cli.app import run
-from lightning_rl.rollout.spaces import space_data, space_from
+from lightning_rl.rollout.spaces import space_data
 from lightning_rl.system.construction import config_of
 from lightning_rl.system.errors import ConfigurationError
-from tests.core.faults.test_trust import SETTINGS
-from tests.helpers import assert_same, fit_in, last, load, make_data, make_ppo, train, without
+from tests.helpers import assert_same, fit_in, last, make_data, make_ppo, train, without
 from tests.messages import assert_names
 from tests.variants import variant
 
 BUDGET = {"total_env_steps": 128}
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-
-class PPOOfThisFile(PPO):
-    """An algorithm of the user's, with an argument of its own."""
-
-    def __init__(self, policy: Policy, own: float = 1.0, **kwargs) -> None:
-        super().__init__(policy, **kwargs)
-        self.own = own
 
 
 def save(content, path="policy.ckpt", **changed):
@@ -57,16 +45,6 @@ def refusal(cls, path, **arguments):
     with pytest.raises(ConfigurationError) as error:
         cls.load_from_checkpoint(path, **arguments)
     return str(error.value)
-
-
-def trained_by(policy_class=ActorCritic, algorithm=PPO, **settings):
-    """Train in Python, and return (the module, its run directory)."""
-    data = make_data(**BUDGET)
-    policy = policy_class(data.observation_space, data.action_space)
-    module = algorithm(policy, **{"batch_size": 32, "n_epochs": 1} | settings)
-    trainer = fit_in("outputs/run_20260101_000000", module, data)
-    assert module.env_steps == 128
-    return module, trainer.run_dir
 
 
 def changed(trained, **settings):
@@ -99,33 +77,6 @@ def test_by_each_of_its_names_it_is_the_algorithm_that_was_trained():
     assert found.policy.observation_space == module.policy.observation_space
 
 
-def test_one_of_the_command_line_loads_too_and_the_weights_only_kind():
-    Path("config.yaml").write_text(SETTINGS)
-    run(["fit", "--config", "config.yaml", "--trainer.checkpoint_weights_only", "true"])
-    for name in ("last", "best"):
-        assert PPO.load_from_checkpoint(name).env_steps == 128
-
-
-def test_another_class_is_refused_and_algorithm_takes_any(trained):
-    path = save(trained)
-    assert_names(
-        refusal(GRPO, path),
-        "policy.ckpt",
-        "PPO",
-        "GRPO",
-        "PPO.load_from_checkpoint",
-        "Algorithm.load_from_checkpoint",
-    )
-    assert type(Algorithm.load_from_checkpoint(path)) is PPO
-
-
-def test_training_goes_on_with_what_was_loaded(trained):
-    module = PPO.load_from_checkpoint(save(trained))
-    data = make_data(total_env_steps=192, num_envs=2)  # of another number of envs
-    fit_in("outputs/more", module, data)
-    assert module.env_steps >= 192
-
-
 def test_arguments_of_the_caller_count(trained):
     found = PPO.load_from_checkpoint(save(trained), learning_rate=0.5)
     assert found.learning_rate == 0.5
@@ -133,40 +84,21 @@ def test_arguments_of_the_caller_count(trained):
     assert_names(message, "policy.ckpt", "learning_rate", "-1.0")
 
 
-def test_an_algorithm_of_the_users_own_needs_trust():
-    _, run_dir = trained_by(algorithm=PPOOfThisFile, own=0.25)
-    name = "tests.faults.test_loading.PPOOfThisFile"
-    for cls in (PPOOfThisFile, Algorithm):
-        message = refusal(cls, run_dir)
-        assert_names(message, f"'{name}'", "model.class_path", "Algorithm")
-    found = PPOOfThisFile.load_from_checkpoint(run_dir, trust_code=True)
-    assert (type(found), found.own) == (PPOOfThisFile, 0.25)
-    assert type(PPO.load_from_checkpoint(run_dir, trust_code=True)) is PPOOfThisFile
-
-
-def test_an_env_of_the_users_own_is_not_asked_for(trained):
-    config = yaml.safe_load(trained[CONFIG_KEY])
-    config["data"]["env"] = {"class_path": "os.system"}
-    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
-    assert PPO.load_from_checkpoint(path).env_steps == 128
-
-
 def test_what_no_configuration_holds_is_named_and_can_be_given():
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    local = variant(ActorCritic, "Local")
-    module, run_dir = trained_by(local, optimizer=optimizer)
+    local, data = variant(ActorCritic, "Local"), make_data(**BUDGET)
+    make = partial(local, data.observation_space, data.action_space)
+    module = PPO(make(), batch_size=32, n_epochs=1, optimizer=optimizer)
+    run_dir = fit_in("outputs/run_20260101_000000", module, data).run_dir
     assert_names(
         refusal(Algorithm, run_dir),
         last(run_dir),
-        "policy",
-        "Local",
-        "optimizer",
+        *("policy", "Local", "optimizer"),
         "PPO.load_from_checkpoint(path, optimizer=..., policy=...)",
     )
-    policy = local(module.policy.observation_space, module.policy.action_space)
-    found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
+    found = PPO.load_from_checkpoint(run_dir, policy=make(), optimizer=optimizer)
     assert_same(found.state_dict(), module.state_dict())
 
 
@@ -195,30 +127,6 @@ def test_one_without_a_configuration_wants_the_policy(trained):
     found = PPO.load_from_checkpoint(path, policy=made.policy)
     assert_same(found.state_dict(), trained["state_dict"])
     assert_names(refusal(Algorithm, path, policy=made.policy), "algorithm")
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Box(-1.0, 1.0, (3,), np.float32),
-        spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
-        spaces.Box(0, 255, (8, 8, 3), np.uint8),
-        spaces.Discrete(3),
-        spaces.Discrete(3, start=-1),
-        spaces.MultiDiscrete([2, 3]),
-        spaces.MultiDiscrete([2, 3], start=[1, 5]),
-        spaces.MultiBinary(4),
-        spaces.MultiBinary((2, 2)),
-        spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
-        spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
-    ],
-    ids=str,
-)
-def test_a_space_is_the_same_again(space, tmp_path):
-    torch.save(space_data(space), tmp_path / "space.pt")
-    again = space_from(load(tmp_path / "space.pt"))
-    assert again == space
-    assert again.dtype == space.dtype
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})], ids=str)
@@ -264,7 +172,6 @@ class Gadget:
 
 
 FORGED = {
-    "instantiator": {"hyper_parameters": {"_instantiator": "os.system", "_class_path": "x.Y"}},
     "class": {
         "hyper_parameters": {
             "_instantiator": "lightning.pytorch.cli.instantiate_module",
@@ -322,12 +229,3 @@ def test_forged_spaces_are_refused(kept, trained):
     path = save(trained, **{STATE_KEY: trained[STATE_KEY] | {SPACES_KEY: forged}})
     message = refusal(PPO, path)
     assert_names(message, "checkpoint", "spaces")
-
-
-def test_what_it_says_it_lacks_steers_no_terminal(trained):
-    config = yaml.safe_load(trained[CONFIG_KEY])
-    config["model"]["init_args"] = {"pol\x1b[2Jicy": "not written: a\x1b[31m\nlie"}
-    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
-    message = refusal(PPO, path)
-    assert_names(message, "policy.ckpt", "pol?[2Jicy (a?[31m lie)", "pol?[2Jicy=..., policy=...")
-    assert message.isprintable()

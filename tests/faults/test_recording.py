@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import signal
-import time
 from contextlib import suppress
 
 import numpy as np
@@ -132,25 +130,3 @@ def test_a_rewrite_counts_once_it_is_whole(tmp_path):
         assert part_of(tmp_path, "data/a").read_text() == "old", "what a kill leaves now"
         (target / "data/a").write_text("new")
     assert part_of(tmp_path, "data/a").read_text() == "new"
-
-
-def test_two_processes_do_not_record_into_one_dataset(tmp_path):
-    path = tmp_path / "data"
-    process = os.fork()
-    if process == 0:
-        writer = EpisodeWriter(path, *SPACES, 10)
-        record(writer, 0)
-        signal.pause()
-        del writer
-    try:
-        while not (path / "meta/info.json").exists():
-            time.sleep(0.01)
-        with refused(names=(f"process {process}", "data")):
-            EpisodeWriter(path, *SPACES, 10)
-        assert number_of_episodes(path) == 1, "it may be read meanwhile"
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    writer = EpisodeWriter(path, *SPACES, 10)
-    record(writer, 1)
-    check(path, 2)

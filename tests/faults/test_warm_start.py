@@ -53,8 +53,8 @@ def assert_alike(one, other, size):
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_path):
     settings = [policy(normalize_observation=flag) for flag in (normalizes, not normalizes)]
-    words = ("normalizer.mean too many" if normalizes else "no normalizer.mean",)
-    with refused(names=(*words, "normalize_observation")):
+    words = "normalizer.mean too many" if normalizes else "no normalizer.mean"
+    with refused(names=(words, "normalize_observation")):
         begin(tmp_path, *settings)
 
 
@@ -91,17 +91,10 @@ def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp
         begin(tmp_path, policy(**first), policy(**then), wide())
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "words"),
-    [
-        ({"activation": "relu"}, {}, ("actor.1", "Tanh", "ReLU")),
-        ({"squash": True}, {}, ("distribution", "DiagonalGaussian", "TanhGaussian")),
-    ],
-)
-def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
-    train(tmp_path / "a", env=wide(), data=SHORT, policy=first)
-    with refused(names=(*words, "--ckpt_path")):
-        train(tmp_path / "a", env=wide(), policy=then, ckpt_path=last(tmp_path / "a"))
+def test_it_is_refused_of_a_resumed_run_too(tmp_path):
+    train(tmp_path / "a", env=wide(), data=SHORT, policy={"activation": "relu"})
+    with refused(names=("actor.1", "Tanh", "ReLU", "--ckpt_path")):
+        train(tmp_path / "a", env=wide(), ckpt_path=last(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
@@ -173,12 +166,6 @@ def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
         pair = begin(tmp_path, policy(), policy(critic_hidden_sizes=(8,)))
     assert_names(caplog.text, "critic")
     torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
-
-
-def test_a_critic_of_the_same_make_comes_along(tmp_path, caplog):
-    pair = begin(tmp_path, policy(), policy())
-    torch.testing.assert_close(pair[0].critic[0].weight, pair[1].critic[0].weight)
-    assert "critic" not in caplog.text
 
 
 class Named(ActorOnly):

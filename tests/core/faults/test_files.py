@@ -1,26 +1,14 @@
 """A file is whole or absent."""
 
 import multiprocessing
-import os
 import signal
-import stat
 import time
 from itertools import count
 
 import torch
 
-from lightning_rl.system.files import write_atomically
 from lightning_rl.training.callbacks import AtomicCheckpointIO
 from tests.helpers import load
-
-
-def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "config.yaml", lambda file: file.write(b"seed: 1"))
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o640
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):

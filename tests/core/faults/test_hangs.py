@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -12,7 +11,6 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
@@ -23,7 +21,6 @@ from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
 from tests.messages import refused
 from tests.probes import ValueProbe
-from tests.variants import before
 
 TIMEOUT = 1.0
 END = threading.Event()
@@ -191,21 +188,6 @@ def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
         )
 
 
-def test_one_env_of_many_is_named_in_its_own_process():
-    def third(env):
-        number = multiprocessing.current_process().name.rpartition("-")[2]
-        env.unwrapped.where = "reset" if number == "2" else "never"
-        return env
-
-    make = partial(env_of("async", "never"), wrappers=[third])
-    data = make_data(make, env_timeout_s=TIMEOUT)
-    names = ("The 4 envs", "training", "data.env_timeout_s", "In the process of env 2")
-    with refused(EnvTimeoutError, names=names) as caught, data.calls("reset"):
-        data._env.reset(seed=1)
-    assert str(caught.value).count("In the process") == 1
-    data.close()
-
-
 def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monkeypatch):
     """A resumed run replays an episode that takes longer, in turns that do not."""
 
@@ -227,34 +209,14 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
 
 
 def test_no_limit_watches_nothing():
-    before = set(watchers())  # of a test before this one
+    before = {*threading.enumerate()}  # of a test before this one
     data = make_data("CartPole-v1", env_timeout_s=None)
     data._env.reset(seed=1)
-    assert not set(watchers()) - before
+    begun = {*threading.enumerate()} - before
+    assert not [thread for thread in begun if thread.name.startswith("watch of")]
     data.close()
     with refused(names=("data.env_timeout_s", "0")):
         make_data("CartPole-v1", env_timeout_s=0)
-
-
-def watchers():
-    return [t for t in threading.enumerate() if t.name.startswith("watch of")]
-
-
-def test_the_thread_that_watches_ends_with_the_env_or_for_want_of_calls(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.watch.TICK_SECONDS", 0.02)
-    before = set(watchers())  # of a test before this one
-    data = make_data("CartPole-v1")
-    (thread,) = set(watchers()) - before
-    data.close()
-    assert not thread.is_alive()
-    data = make_data("CartPole-v1")
-    for _ in range(2):  # and another one begins
-        with data.calls("reset"):
-            data._env.reset(seed=1)
-        (thread,) = set(watchers()) - before
-        thread.join(5)
-        assert not thread.is_alive()
-    data.close()
 
 
 def test_an_env_that_is_debugged_does_not_hang():
@@ -267,32 +229,6 @@ def test_an_env_that_is_debugged_does_not_hang():
         names["trace_dispatch"]()
     env.close()
     calls.close()
-
-
-def test_a_learner_that_was_stopped_did_not_hang():
-    context = multiprocessing.get_context("fork")
-    begun = context.Event()
-
-    def step_slowly():
-        calls = EnvWatch("the training", 1.0)
-        slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
-        env = calls.make(lambda n: slow(n, delay=3), 1)
-        env.reset(seed=1)
-        begun.set()
-        for _ in range(4):
-            with calls("step"):
-                env.step(torch.zeros(1, dtype=int))
-        calls.close()
-
-    learner = context.Process(target=step_slowly)
-    learner.start()
-    assert begun.wait(20)
-    time.sleep(0.2)
-    os.kill(learner.pid, signal.SIGSTOP)
-    time.sleep(3)
-    os.kill(learner.pid, signal.SIGCONT)
-    learner.join(20)
-    assert learner.exitcode == 0
 
 
 def test_a_wait_for_the_other_thread_leaves_out_a_stop(monkeypatch):

@@ -76,32 +76,15 @@ def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
     assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step > 0
 
 
-def prints(hook):
-    """Make a callback that prints more than a pipe holds, once, and gets a signal meanwhile."""
-    timer = threading.Timer(0.3, send())
-
-    def print_more(trainer, *args):
-        if timer.ident is None:
-            timer.start()
-            tell("a line" * 100_000)
-
-    return callback(**{hook: print_more})
-
-
-@pytest.mark.parametrize("names", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
-def test_a_reader_that_stops_holds_up_no_signal(names, tmp_path, monkeypatch):
-    """As `less` does until its user goes on."""
-    with monkeypatch.context() as patch:
-        read_by_others(os.pipe, patch, *names)
-        settings = {"callbacks": [prints("on_train_batch_end")], "enable_progress_bar": True}
-        _, _, trainer = train(tmp_path / "run", trainer=settings)
-    assert trainer.stop_signal == signal.SIGTERM
-    assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step == 1
-
-
 def test_a_reader_that_stops_before_the_training_holds_up_no_signal(tmp_path, monkeypatch):
+    """A signal comes while more is printed than a pipe holds."""
+
+    def print_more(*args):
+        threading.Timer(0.3, send()).start()
+        tell("a line" * 100_000)
+
     handlers = [signal.getsignal(number) for number in STOPS]
-    settings = {"callbacks": [prints("on_train_start")]}
+    settings = {"callbacks": [callback(on_train_start=print_more)]}
     with monkeypatch.context() as patch:
         read_by_others(os.pipe, patch, "stdout", "stderr")
         with pytest.raises(SystemExit) as end:

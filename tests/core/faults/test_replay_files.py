@@ -5,13 +5,10 @@ import os
 import shutil
 import sys
 import textwrap
-import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from gymnasium.spaces import Box
 from lightning.pytorch import seed_everything
 
 from lightning_rl import ActorOnly, ReplayBuffer
@@ -19,10 +16,10 @@ from lightning_rl.buffers import ring_files
 from lightning_rl.buffers.replay_files import Part, ReplayLog
 from tests.callbacks import at_iteration
 from tests.commands import killed_around_call
-from tests.core.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
+from tests.core.equivalence.test_own_algorithms import OFF_POLICY
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 CURE = (
     "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
@@ -68,9 +65,7 @@ def whole(toy, tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize(
-    ("small", "largest"), [(0, 2**26), (2**18, 2**26), (2**18, 4000), (700, 2000)]
-)
+@pytest.mark.parametrize(("small", "largest"), [(2**18, 2**26), (700, 2000)])
 @pytest.mark.parametrize(
     "case", ["several envs", "more ends than there is room for", "chunks", "padding", "a tree"]
 )
@@ -106,23 +101,6 @@ def test_whatever_was_saved_when_it_goes_on_as_if_nothing_had_been(
     smaller = make(5, capacity=capacity // 2)
     smaller.load_state_dict(replay.state_dict(tmp_path / "one"), tmp_path / "one")
     assert 0 < len(smaller) <= capacity // 2
-
-
-def test_what_is_new_is_written_once(tmp_path):
-    """In a full buffer of a million transitions, 10,000 new ones take no more than twice their bytes."""
-    stream = Stream(Box(-1, 1, (17,)), 8, action=Box(-1, 1, (6,)), seed=1, end=0.001)
-    replay = ReplayBuffer(stream.space, stream.action, 8, "cpu", 1, capacity=1_000_000)
-    rollout = stream.next(12_500)
-    for _ in range(10):
-        replay.extend(rollout)
-    replay.state_dict(tmp_path)
-    before = {path.name for path in tmp_path.iterdir()}
-    replay.extend(stream.next(1_250))
-    state = replay.state_dict(tmp_path)
-    new = [path for path in tmp_path.iterdir() if path.name not in before]
-    fields = 4 * (17 + 6 + 1) + 2
-    assert 10_000 * (fields - 1) <= sum(path.stat().st_size for path in new) <= 2 * 10_000 * fields
-    assert len(state["files"]) <= 4
 
 
 @pytest.mark.parametrize("storage", ["cpu", "disk"])
@@ -204,29 +182,11 @@ def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
     assert foreign.exists()
 
 
-def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_path):
-    save = at_iteration(3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt"))
-    run(toy, tmp_path / "run", callbacks=save)
-    shutil.rmtree(tmp_path / "run")
-    (tmp_path / "mine").rename(tmp_path / "moved")
-    run(toy, tmp_path / "run", ckpt_path=tmp_path / "moved" / "a.ckpt")
-    assert_same(*(load(last(one))["state_dict"] for one in (whole, tmp_path / "run")))
-    shutil.rmtree(tmp_path / "moved")  # the run has its own
-    run(toy, tmp_path / "run", ckpt_path=last(tmp_path / "run"), data={"total_env_steps": 224})
-
-
 @pytest.fixture
 def half(toy, tmp_path):
     """A run that ended before its time."""
     run(toy, tmp_path / "half", max_steps=4)
     return tmp_path / "half"
-
-
-def warnings_of(call, *arguments, **settings):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call(*arguments, **settings)
-    return [str(one.message) for one in caught]
 
 
 def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
@@ -242,8 +202,8 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
         spoil()
         with refused(names=("replay", path, CURE)):
             run(toy, half, ckpt_path=last(half))
-    said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
-    assert_names(said, "restore_replay")
+    with refused(UserWarning, names="restore_replay"):
+        run(toy, half, ckpt_path=last(half), restore_replay=False)
     run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
 
 
@@ -269,41 +229,6 @@ def test_a_checkpoint_names_files_of_its_own_folder_only(name, tmp_path, monkeyp
     monkeypatch.setattr(torch, "load", None)
     with refused(names=(f"'{name}'", CURE)):
         ReplayBuffer(VECTOR, ACTION, 2, "cpu", 1, capacity=100).load_state_dict(state, tmp_path)
-
-
-def test_who_would_rather_not_is_told_what_that_means(toy, tmp_path):
-    said = warnings_of(run, toy, tmp_path, max_steps=4, save_replay=False)
-    assert_names(said, "trainer.save_replay", "replay")
-    assert not (tmp_path / "checkpoints" / "replay").exists()
-    said = warnings_of(run, toy, tmp_path, max_steps=6, ckpt_path=last(tmp_path))
-    assert_names(said, "replay", "checkpoint")
-    assert files(tmp_path)
-
-
-def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
-    """Its settings are given one by one; the choice of an empty replay is no part of the run's configuration."""
-    monkeypatch.chdir(tmp_path)
-    config = (
-        textwrap.dedent(OFF_POLICY_CONFIG)
-        .replace("MODULE.Ring", "ReplayBuffer")
-        .replace("MODULE", "toy_sac")
-    )
-    Path("toy.yaml").write_text(config)
-    settings = ["--trainer.limit_val_batches", "0", "--data.replay.storage", "disk"]
-    short = ["--data.replay.capacity", "100", "--trainer.max_steps", "4"]
-    fit("--config", "toy.yaml", *settings, *short)
-    (run_dir,) = Path("outputs").glob("*")
-    state = load(last(run_dir))["RLDataModule"]["replays"][0]
-    assert state["end"] - state["begin"] == 50
-    (run_dir / "checkpoints" / "replay" / state["files"][-1]).unlink()
-    again = ["--ckpt_path", str(run_dir), "--trust_code", "true", "--trainer.max_steps", "-1"]
-    with pytest.raises(SystemExit) as ended:
-        fit(*again)
-    assert ended.value.code == 1
-    assert_names(capsys.readouterr().err, state["files"][-1], CURE)
-    fit(*again, "--restore_replay", "false")
-    assert "restore_replay" not in (run_dir / "config.yaml").read_text()
-    assert "restore_replay" not in load(last(run_dir))["rl_config"]
 
 
 def test_where_a_file_was_deleted_by_hand_all_are_written_again(tmp_path):
