@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -17,7 +16,6 @@ from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.first_check import first_check
 from lightning_rl.cli.listing import list_names
 from lightning_rl.cli.names_table import Table, current_table, write_table
-from lightning_rl.cli.parsing import UsageError
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -91,34 +89,6 @@ def test_a_wrong_name_is_reported_with_the_right_one(typed, holds, tmp_path):
         assert words in message
 
 
-QUICK = """
-import sys, time
-sys.argv = ["rl-cli", "fit", "--config", "ppo.yaml", "--modl", "x"]
-from lightning_rl.__main__ import main
-try:
-    main()
-except SystemExit as stop:
-    heavy = {"torch", "lightning", "jsonargparse", "rich"} & set(sys.modules)
-    print(stop.code, sorted(heavy), time.process_time())
-"""
-
-
-def test_it_imports_no_torch(tmp_path, monkeypatch, names):
-    """It takes .35 s of CPU time, of which .25 import Gymnasium."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    write_table(names)
-    outcome = subprocess.run(
-        [sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert outcome.stderr.startswith(
-        "rl-cli: error: Unknown setting 'modl'; close matches: model, "
-    )
-    status, heavy, seconds = re.fullmatch(r"(\d) (\[.*\]) ([\d.]+)\n", outcome.stdout).groups()
-    assert (status, heavy) == ("2", "[]")
-    assert float(seconds) < 4
-
-
 def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, names):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert current_table() is None
@@ -131,16 +101,6 @@ def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, 
     assert current_table() is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     write_table(names)  # a directory that cannot be written costs the table, not the run
-
-
-@pytest.mark.parametrize("subcommand", ["fit", "validate"])
-def test_a_typed_setting_of_the_model_does_not_name_the_run(subcommand, tmp_path):
-    """It searched a run with the name None, that of the missing config."""
-    checkpoint = tmp_path / "outputs" / "a_20260101_000000" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-    first_check([subcommand, "--ckpt_path", "last", "--model.gamma", "0.5"])
-    assert "'ppo'" in refused(subcommand, "--config", "ppo.yaml", "--ckpt_path", "last")
 
 
 def test_own_classes_are_left_to_the_full_check(tmp_path):
@@ -210,27 +170,6 @@ def test_it_never_refuses_what_the_full_check_accepts(name, tmp_path):
         arguments = ["fit", f"--config={changed}"]
         if not is_accepted(first_check, arguments):
             assert not is_accepted(check_run, arguments), changed.read_text()
-
-
-def test_what_both_refuse_both_refuse_alike():
-    """The status, and the words: a name is explained by the same function."""
-    for typed in (
-        "--model.clip_coeff=1",
-        "--model=PPPO",
-        "--modl=3",
-        "--data.num_env=3",
-        "--model.policy=MlpPolicy",
-        "--model.gamma=much",
-        "--data.num_envs=eight",
-        "--trainer.video.fps=fast",
-        "--model.lr_schedule=cosine",
-        "--data.env.vectorization=parallel",
-        "--model.normalize_reward=maybe",
-    ):
-        arguments = ["fit", f"--config={shipped_configs()['ppo.yaml']}", typed]
-        with pytest.raises(UsageError) as full:
-            check_run(arguments)
-        assert refused(*arguments) == str(full.value)
 
 
 ASK = """

@@ -1,14 +1,11 @@
 """Names that users of other libraries type: what the message names, and that the pages name the same."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-import lightning_rl
-from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import first_check
-from lightning_rl.cli.names import counterpart, foreign_libraries
+from lightning_rl.cli.names import foreign_libraries
 from tests.cli.test_first_check import known, names  # noqa: F401  # fixtures
 from tests.messages import refused
 
@@ -178,84 +175,3 @@ def test_a_config_of_another_library_is_one_message_that_names_the_page(
     with refused(names=(library, page, "ppo.yaml", *named_too)):
         first_check(["fit", "--config", "theirs.json"])
     assert (ROOT / page).is_file()
-
-
-@pytest.mark.parametrize(
-    ("typed", "holds"),
-    {
-        "train.py --task Isaac-Ant-v0": ["train.py", "here it is fit"],
-        "lerobot-train --policy.type act": ["lerobot-train", "here it is fit"],
-        "embodichain train-rl": ["embodichain", "here it is fit"],
-        "record --dataset.repo_id me/demos": ["dataset.repo_id", "--path DIRECTORY"],
-        "validate --policy.path me/act": ["policy.path", "--ckpt_path"],
-        "play --task Isaac-Ant-v0": ["task", "--ckpt_path"],
-    }.items(),
-)
-def test_subcommands_answer_for_their_own_options(typed, holds):
-    with refused(names=tuple(holds)):
-        first_check(typed.split())
-
-
-def test_every_counterpart_exists(names):  # noqa: F811  # a fixture
-    """Each text begins with an option, and each option and class in it exists, or it is `none:`."""
-    settings = {
-        f"{path}.{name}"
-        for path, cls in checking.configurable()
-        for name in checking.parameters_of(cls)
-    }
-    settings |= {*checking.kinds_of("fit"), "video"}
-    below = tuple(f"trainer.{name}." for name in ("video", "logger", "machine", "callbacks"))
-    below += ("data.env.env_kwargs.", "data.env.wrappers.")
-    below += ("data.replay.online.", "data.replay.offline.")
-    settings |= {name for options in names["options"].values() for name in options}
-    classes = {name for family in names["families"].values() for name in family["classes"]}
-    classes |= {*lightning_rl.__all__, "DIRECTORY", "PATH", "FILE", "NAME", "CHECKPOINT"}
-    counterparts = [
-        pair
-        for content in foreign_libraries().values()
-        for pair in (content["settings"] | content["classes"]).items()
-    ]
-    unknown = [
-        (name, option, cls)
-        for name, text in counterparts
-        for option, cls in re.findall(
-            r"--([\w.]+)\+? ?\[?((?:[A-Z]\w*[a-z]\w*|[A-Z]{3,4}\d?)\b)?", text
-        )
-        if (option not in settings and not option.startswith(below)) or (cls and cls not in classes)
-    ]
-    assert not unknown
-    begins = ("--", "none: ", "class_path", "data and trainer: ")
-    assert not [text for _, text in counterparts if not text.startswith(begins)]
-
-
-NOT_ASKED_FOR = {"learn", "make_env", "make_vec_env", "name", "output_dir", "learning_starts"}
-"""Functions, and settings that also exist here."""
-
-
-def rows(page):
-    for line in (ROOT / page).read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| `") and len(cells) > 1:
-            yield re.findall(r"`([^`]+)`", cells[0]), " ".join(cells[1:])
-
-
-@pytest.mark.parametrize("library", foreign_libraries())
-def test_the_page_of_a_library_and_the_messages_name_the_same_settings(library):
-    """Each setting in the first column of a page with one of ours beside it is in the table, with that one."""
-    content = foreign_libraries()[library]
-    missing = []
-    for theirs, ours in rows(content["page"]):
-        here = re.findall(r"(?:model|data|trainer)\.[a-z_.]*[a-z_]|seed_everything|exp_name", ours)
-        for name in theirs:
-            name = name.lstrip("-").partition(":")[0].replace("-", "_")
-            if (
-                here
-                and name not in NOT_ASKED_FOR
-                and re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", name)
-                and name not in here
-                and f"model.{name}" not in here
-            ):
-                text = counterpart(name, library=library)
-                if not any(setting in text for setting in here):
-                    missing.append((name, here, text))
-    assert not missing

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,20 +64,6 @@ def check(episode):
     assert torch.equal(episode.observation[1:, 1:], episode.action)
     ends = episode.terminated | episode.truncated
     assert ends.nonzero().flatten().tolist() == [steps - 1]
-
-
-def test_a_frame_holds_what_was_acted_on_and_what_came_of_it(tmp_path):
-    results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 3)
-    assert [result.steps for result in results] == episodes.lengths == [LENGTH] * 3
-    for episode in episodes:
-        check(episode)
-        assert (episode.action == torch.tensor(STRAIGHT)).all()
-        assert torch.equal(episode.reward, episode.action[:, 0])
-        assert episode.truncated[-1], "LeRobot: a time-out became terminal on loading"
-        assert not episode.terminated[-1]
-        assert not episode.intervened.any()
-        assert episode.success is None
-        assert episode.task == "show"
 
 
 def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended(tmp_path):
@@ -144,32 +129,10 @@ def test_time_cuts_an_episode_and_keeps_its_final_observation(tmp_path):
         assert episode.truncated[-1]
 
 
-def test_who_is_in_charge_acts_all_the_time(tmp_path):
-
-    holds = ScriptedSource(lambda source, _: ([MARK, 0.0] if source.in_charge else None,))
-    _, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 1, holds, script=None)
-    assert episodes[0].intervened.all()
-
-
 SHOWS = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.numerics.test_taking_over:Shows-v0"]
 STRAIGHTLY = ["--script", "tests.cli.test_record.straight"]
 RECORD = ["record", "--path", "data"]
 pytestmark = pytest.mark.usefixtures("own_directory")
-
-
-def test_a_script_records_and_each_episode_has_a_line(capsys):
-    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "2", "--task", "go"])
-    out = capsys.readouterr().out.splitlines()
-    assert out == [
-        "episode 1 of 2: 7 steps, return 1.75",
-        "episode 2 of 2: 7 steps, return 1.75",
-        "Dataset: data",
-    ]
-    run(["record", "--path=data", *SHOWS, *STRAIGHTLY, "--episodes=1", "--task", "return"])
-    episodes = rl.read_episodes("data")
-    assert [episode.task for episode in episodes] == ["go", "go", "return"]
-    for episode in episodes:
-        check(episode)
 
 
 @pytest.fixture(scope="module")
@@ -334,24 +297,6 @@ def test_help_lists_the_options(capsys):
         assert f"--{name}" in out
 
 
-@pytest.mark.parametrize("after", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_what_was_finished_is_there(after, tmp_path):
-    """Each episode whose line is printed is safe, and the next one goes on behind it."""
-    process = Command(*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "100000")
-    try:
-        process.wait_for(f"episode {after} of")
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    told = process.stdout.count("\n")
-    episodes = rl.read_episodes("data")
-    assert told <= len(episodes) <= told + 1
-    for episode in episodes:
-        check(episode)
-    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "1"])
-    assert len(rl.read_episodes("data")) == len(episodes) + 1
-
-
 def test_interrupted_it_leaves_a_whole_dataset(tmp_path):
     """LeRobot #2651: half-written frames."""
     process = Command(*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "100000")
@@ -400,19 +345,6 @@ def test_ctrl_c_waits_for_the_end_of_the_step(capfd):
 
 def test_ctrl_c_twice_ends_a_step_that_hangs():
     interrupted("hang")
-
-
-def test_an_interrupt_that_arrow_swallows_in_the_set_up_ends_it_all_the_same(monkeypatch):
-    made = record.make_env
-
-    def deaf(*arguments):
-        with suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-        return made(*arguments)
-
-    monkeypatch.setattr(record, "make_env", deaf)
-    interrupted("interrupt_in_step")
-    assert not Path("steps").exists()
 
 
 def test_ctrl_c_ends_the_wait_for_an_answer(monkeypatch):
@@ -500,24 +432,6 @@ class Slow:
         self.finished.append(self.frames)
 
     discard_episode = None
-
-
-def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_written():
-    gone_on = threading.Event()
-
-    def script(observation):
-        if observation[0] == LENGTH - 1:
-            gone_on.set()  # the env is at its last step, and no frame is written yet
-        return STRAIGHT
-
-    env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
-    results = played(Recorder(env), writer, 1, script)
-    assert [result.steps for result in results] == [LENGTH]
-    assert writer.finished == [LENGTH]
-    if sys.platform == "linux":
-        # With equal rights an encoder's burst held the step up for most of a second, on a busy core.
-        assert writer.niceness > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    env.close()
 
 
 def test_what_the_writer_refuses_ends_the_recording():

@@ -19,8 +19,8 @@ pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed"
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.sweeps import sweep as sweeps
 from lightning_rl.extensions.sweeps import sweep_settings
-from lightning_rl.extensions.sweeps.journal import JOURNAL, SweepJournal
-from lightning_rl.extensions.sweeps.search import check_first, space_of
+from lightning_rl.extensions.sweeps.journal import SweepJournal
+from lightning_rl.extensions.sweeps.search import space_of
 from lightning_rl.extensions.sweeps.sweep import OUTCOMES, _count, _Sweep
 from lightning_rl.extensions.sweeps.trials import TrialProcess
 from tests.cli import fake_trial
@@ -137,22 +137,6 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
     run(["report", str(directory), "--output", "report.json"])
     groups = json.loads(Path("report.json").read_text())["groups"]
     assert {group["name"] for group in groups} == {f"total_env_steps {one}" for one in budgets}
-
-
-def test_a_trial_that_had_finished_before_the_sweep_knew_is_noted(capfd):
-    """A kill in the moment between both: the run is resumed, and has nothing left to do."""
-    run(["sweep", *SMALL, "--data.total_env_steps", "128"])
-    directory, (trial,) = state()
-    (log,) = directory.glob("trial_000_*_2*/logs/metrics.csv")
-    before = log.read_text()
-    lines = (directory / JOURNAL).read_bytes().splitlines(keepends=True)
-    (directory / JOURNAL).write_bytes(b"".join(lines[:-1]))
-    assert outcomes() == ["running"]
-    run(["sweep", "--resume", "last"])
-    assert_names(capfd.readouterr().out, "trial 1/1", "seed 1")
-    directory, (again,) = state()
-    assert again.value == trial.value
-    assert log.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -363,20 +347,6 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
         assert message in error_of(capsys, "sweep", "--resume", given)
 
 
-def test_a_file_says_what_is_swept_and_options_say_otherwise(fakes):
-    Path("search.yaml").write_text(
-        yaml.safe_dump({"seeds": 9, "jobs": 1, "space": {"model.gamma": [0.9, 0.95]}})
-    )
-    options = ["--sweep", "search.yaml", "--sweep.seeds", "[7]", "--data.total_env_steps", "128"]
-    run(["sweep", *SMALL, *options])
-    assert outcomes() == ["finished"] * 2
-    given = [json.loads(path.read_text()) for path in state()[0].glob("trial_*_2*/arguments.json")]
-    assert {(one["seed_everything"], one["model.gamma"]) for one in given} == {
-        ("7", "0.9"),
-        ("7", "0.95"),
-    }
-
-
 def test_alone_it_says_that_it_needs_a_config(capsys):
     assert_names(error_of(capsys, "sweep"), "--config FILE", "--resume")
 
@@ -465,44 +435,6 @@ def test_a_sweep_is_run_by_one_process(fakes, capfd):
         first.kill()
 
 
-def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):
-    options = ["--sweep.seeds", "12", "--sweep.jobs", "1", "--data.total_env_steps", "64"]
-    full = fake_sweep(*SMALL, *options, largest_file=6 * 2**10).wait()
-    assert full.returncode == 1
-    (directory,) = Path("outputs").glob("*_sweep_*")
-    said = full.stderr.strip().splitlines()[-1]
-    assert said.startswith(f"rl-cli: error: Cannot write {directory}/{JOURNAL}: File too large."), (
-        said
-    )
-    done = outcomes().count("finished")
-    assert done > 3
-    again = fake_sweep("--resume", "last").wait()
-    assert again.returncode == 0, again.stderr
-    assert_names(again.stdout, "12 trials", f"{done} of them")
-    assert all(one["parts"] == 1 for number, one in saved(directory).items() if number < done)
-
-
-def test_a_sampler_alone_prunes_nothing():
-    journal = opened("study", "TPESampler", {"x": [1]}, 9)
-    for score in [9.0] * 8 + [0.0]:
-        trial = journal.claim()
-        assert not journal.report(trial, [(1, score)])
-        journal.finish(trial, score, pruned=False)
-
-
-def test_a_sampler_of_optuna_chooses_by_the_scores():
-    space = {
-        "x": {"low": 0.0, "high": 1.0},
-        "y": {"low": 1, "high": 8, "log": True},
-        "z": [[1], None],
-    }
-    found = points("TPESampler", space, 40, search_args={"n_startup_trials": 10})
-    late = [point["x"] for point in found[20:]]
-    assert sum(late) / len(late) > 0.75
-    assert {type(point["y"]) for point in found} == {int}
-    assert all(point["z"] in ([1], None) for point in found)
-
-
 @pytest.mark.parametrize("search", ["random", "TPESampler"])
 def test_what_is_known_to_be_good_comes_first(search):
     space = {"x": {"low": 0.0, "high": 1.0}, "z": [[1], None]}
@@ -510,24 +442,6 @@ def test_what_is_known_to_be_good_comes_first(search):
     found = points(search, space, 4, first=first)
     assert found[:2] == first
     assert points(search, space, 1, first=first) == first[:1]
-
-
-def test_a_string_in_quotes_stays_one(tmp_path):
-    space = {
-        "model.normalize_advantage": ["off", "minibatch"],
-        "data.env.env_kwargs": [{"id": "1"}],
-    }
-    first = [{"model.normalize_advantage": "off", "data.env.env_kwargs": {"id": "1"}}]
-    path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"space": space, "first": first, "search": "random"}))
-    read = sweep_settings.sweep_settings(["--sweep", str(path), "--sweep.trials", "3"])
-    assert (read.space, read.first, read.trials) == (space, first, 3)
-    assert sweep_settings.kept_settings(path).first == first
-    check_first(space_of(read.space), read.first)
-    given = ["--sweep", "{first: [{x: 'off'}], space: {x: ['off']}, search_args: {n: 'no'}}"]
-    read = sweep_settings.sweep_settings([*given, "--sweep.search_args.n", "6"])
-    assert read.first == [{"x": "off"}]
-    assert read.search_args == {"n": 6}, "what is said last counts, and is no YAML in quotes"
 
 
 SEARCHES = sorted((ROOT / "scripts/searches").glob("*.yaml"))

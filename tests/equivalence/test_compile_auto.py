@@ -6,14 +6,13 @@ import warnings
 import pytest
 
 from lightning_rl import PPO
-from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
-from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
+from lightning_rl.compiled.choice import CompileDecision
 from tests.algorithms import peek
 from tests.callbacks import callback, fail
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
-from tests.variants import after, variant
+from tests.variants import after
 
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
@@ -45,23 +44,6 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
     assert module.learner.graphs.have_served
     found = computing(tmp_path)
     assert (found["compiled"], found["why"]) == (True, why)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "minibatches"), [({"max_epochs": 1}, STEPS // 2), ({"max_steps": 1}, STEPS // 6)]
-)
-def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_path, said):
-    train(tmp_path, trainer=trainer)
-    assert_names(said()[0], "compile: auto", f"{minibatches} minibatches")
-
-
-def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compiled(tmp_path, said):
-    silent = variant(PPO, minibatches_per_iteration=Algorithm.minibatches_per_iteration)
-    train(tmp_path, model={"algorithm": silent})
-    assert said() == [
-        "The update runs uncompiled (compile: auto): the algorithm does not say how many "
-        "minibatches it has."
-    ]
 
 
 no_compiler = fail(RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"))
@@ -140,9 +122,3 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
 def test_on_another_cpu_it_says_what_that_means():
     with refused(UserWarning, names=("Z80, no vectors", choice.cpu())):
         assert CompileDecision("auto", 0, {"compiled": True, "cpu": "Z80, no vectors"}).compiled
-
-
-@pytest.mark.parametrize("kind", [CompileDecision, StepsCompileDecision])
-def test_on_a_gpu_compiling_pays_sooner(kind):
-    assert [kind("auto", count, on_gpu=True).compiled for count in (4_999, 5_000)] == [False, True]
-    assert not kind("auto", 5_000).compiled

@@ -247,12 +247,6 @@ def grows():
     return ScriptedTask(4, start, move, observe=lambda state: state["x"])
 
 
-def allocates(env, state, action):
-    wind = torch.zeros(len(action), 1)
-    wind[::2] = 0.25
-    return state, action + wind
-
-
 def walk(name, change, **attributes):
     """Make a walk whose actions are changed before they act."""
 
@@ -326,10 +320,6 @@ def test_a_state_of_another_shape_in_each_step_is_refused(traced_only):
     with refused(UserWarning, names=("ScriptedTask", "shape", "dtype")):
         ours = collector_of(grows, True, 2)
     assert_alike(ours.collect(), collector_of(grows, False, 2).collect(), 0)
-
-
-def test_what_a_transition_allocates_is_allocated_by_the_graph(traced_only):
-    assert_follows(walk("Allocates", allocates), 8, 4)
 
 
 def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(

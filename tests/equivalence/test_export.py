@@ -23,7 +23,7 @@ from lightning_rl.extensions.export.parity import port_array
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, error_of, last, train
 from tests.messages import assert_names, refused
-from tests.variants import after, before, variant
+from tests.variants import after, variant
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 pytest.importorskip("onnx", reason="the extra `export` is not installed")
@@ -254,36 +254,6 @@ def arm_run(tmp_path_factory):
     return run_dir
 
 
-def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
-    path = str(last(arm_run))
-    run(["validate", "--ckpt_path", path, "--trust_code", "true"])
-    capsys.readouterr()
-    run(["export", "--ckpt_path", path, "--trust_code", "true"])
-    out = capsys.readouterr().out
-    file = arm_run / "export" / "last.onnx"
-    assert out.startswith(f"Policy:  {file}\nAlso:    {file}.parity.json\n")
-    assert "Parity:  1,000 observations, action: largest difference " in out
-    session = onnxruntime.InferenceSession(file)
-    said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
-    assert (said["policy"], said["algorithm"]) == ("ActorCritic", "PPO")
-    assert said["env"] == "tests.equivalence.test_export:tests/Jointed-v0"
-    assert said["observations"] == [
-        {"name": "observation", "shape": [6], "dtype": "float32", "low": None, "high": None}
-    ]
-    (action,) = said["actions"]
-    assert (action["name"], action["shape"], action["dtype"]) == ("action", [3], "float32")
-    for name, numbers in {"low": [-2, -1, 0], "high": [5, 1, 0.3], "scale": [3.5, 1, 0.15]}.items():
-        assert action[name] == pytest.approx(numbers)
-    assert action["center"] == pytest.approx([1.5, 0, 0.15])
-    assert (said["control_period"], said["state"]) == (0.05, None)
-    assert said["joint_names"] == ["hip", "knee", "ankle"]
-    assert (said["joint_stiffness"], said["joint_damping"]) == ([80, 80, 20], [2, 2, None])
-    assert said["run"]["env_steps"] == 64
-    assert (said["run"]["checkpoint"], said["run"]["seed"]) == ("last.ckpt", 3)
-    assert (said["evaluation"]["episodes"], said["evaluation"]["avg_reward"]) == (2, 5.0)
-    assert {"torch", "onnxruntime", "lightning-rl", "python"} <= set(said["versions"])
-
-
 CONTENT = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
 
 
@@ -367,18 +337,6 @@ def test_a_policy_of_a_run_in_bfloat16_is_a_graph_in_float32(tmp_path):
     assert policy.autocast_dtype is torch.bfloat16, "the policy itself is left as it is"
 
 
-def look(policy, td, deterministic=False, generator=None):
-    """Look at a number of a tensor, which no graph can."""
-    assert td["observation"].sum().item() < 1e9
-
-
-def test_a_policy_that_cannot_be_traced_says_so(tmp_path):
-    policy = before(rl.ActorCritic, "Looks", forward=look)(NUMBERS, BOX)
-    with refused(names=("Looks", "torch.export", "--format safetensors", "load_policy")):
-        exported(policy, "onnx", tmp_path / "policy.onnx")
-    assert list(tmp_path.iterdir()) == []
-
-
 def act_in_another_way_traced(policy, result, *args, **kwargs):
     if torch.compiler.is_exporting():
         result["action"] = result["action"] + 1e-3
@@ -392,16 +350,6 @@ def test_an_export_that_acts_otherwise_is_refused_by_how_much_and_leaves_nothing
     with refused(names=(path, "1,000 observations", "action by 0.0001", "1e-05")):
         exported(ODD(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_memory_is_given_room_for_rounding_and_no_more(tmp_path):
-    box = spaces.Box(-1, 1, (3,))
-    _, report = exported(
-        rl.ActorCritic(NUMBERS, box, memory=rl.GRU), "torch", tmp_path / "policy.pt2"
-    )
-    assert report["tolerance"] == 5e-5
-    with refused(names=("odd.pt2", "0.001", "5e-05")):
-        exported(ODD(NUMBERS, box, memory=rl.GRU), "torch", tmp_path / "odd.pt2")
 
 
 VLA = spaces.Dict({"rgb": PICTURE, "proprio": spaces.Box(-1, 1, (3,), np.float32)})

@@ -216,19 +216,6 @@ def test_thirty_lines_and_a_yaml_train_and_resume_and_a_checkpoint_names_them_on
     assert policy.observation_space.shape == (12 + 3 * 2,)
 
 
-def test_shipped_terms_in_a_checkpoint_need_no_trust(config):
-    config["data"]["env"]["init_args"] = {
-        "terminations": {"success": {"params": {"radius": 0.2}}},
-        "rewards": {"effort": {"term": "action_size", "weight": -0.1}},
-    }
-    config["data"]["events"] = {
-        "place": {"term": "randomize", "params": {"name": "goal", "low": -0.3, "high": 0.3}}
-    }
-    part = fit(config, "shipped", "32")
-    run(["validate", "--ckpt_path", str(part)])
-    assert (part / "evaluation.json").exists()
-
-
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
