@@ -1,11 +1,13 @@
 """What README and docs/ say is true: commands and code run, settings exist, links lead somewhere, the site builds."""
 
+import argparse
 import ast
 import inspect
 import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -240,6 +242,32 @@ def as_script(script, *arguments):
 
 class ParsedError(Exception):
     """What was typed has been read, and need not be done."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("python ", "scripts/"))])
+def test_what_is_not_run_could_be(command, monkeypatch):
+    """A script takes the arguments that a page gives it."""
+    words = shlex.split(command)
+    words = words[1:] if words[0] == "python" else words
+    script = ROOT / words[0]
+    assert script.is_file()
+    if script.suffix == ".sh":
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert all(f"== {word} " in script.read_text() for word in words[1:])
+        return
+
+    def stop_there(method):
+        def parse(self, *args, **kwargs):
+            method(self, *args, **kwargs)
+            raise ParsedError
+
+        return parse
+
+    for name in ("parse_args", "parse_known_args"):
+        method = getattr(argparse.ArgumentParser, name)
+        monkeypatch.setattr(argparse.ArgumentParser, name, stop_there(method))
+    with pytest.raises(ParsedError):
+        as_script(*words)
 
 
 def is_run_on_its_page(block):
