@@ -43,24 +43,12 @@ def refused(*typed):
         "ftt": ["ftt", "close matches: fit"],
         "train": ["train", "fit"],
         "ppo.yaml": ["fit --config ppo.yaml"],
-        "--config": ["fit --config"],
-        "fit": ["--config FILE", "ppo.yaml"],
-        "validate": ["--ckpt_path"],
-        "fit ppo.yaml": ["--config ppo.yaml"],
         "fit --config pppo.yaml": ["pppo.yaml", "close matches: ppo.yaml"],
         "fit --config broken.yaml": ["broken.yaml", "not valid YAML", "line 1"],
         "fit --ckpt_path nope.ckpt": ["nope.ckpt", "last or best"],
         "validate --ckpt_path last": ["last.ckpt", "outputs"],
-        "fit --confg ppo.yaml": ["--confg", "config"],
-        "fit --config ppo.yaml --modl.gamma 1": ["modl", "model"],
         "fit --config ppo.yaml --model PPPO": ["PPPO", "close matches: PPO"],
-        # It lists the algorithms, too, unless other tests of this process have defined many.
-        "fit --config ppo.yaml --model ActorCritic": ["ActorCritic", "subclass of Algorithm"],
         "fit --config ppo.yaml --model.policy.memory LSTMM": ["LSTMM", "GRU, LSTM"],
-        "fit --config ppo.yaml --data.env.wrappers [FrameStak]": [
-            "FrameStak",
-            "FrameStackObservation",
-        ],
         "fit --config ppo.yaml --model.clip_coeff 1": ["clip_coeff", "PPO", "model.clip_coef"],
         "fit --config ppo.yaml --trainer.video.num_env 1": [
             "num_env",
@@ -76,10 +64,7 @@ def refused(*typed):
             "monitr",
             "monitor",
         ],
-        "check --config ppo.yaml --second 1": ["second", "close matches: seconds"],
-        "label demos --sucess 3": ["--sucess", "success"],
         "record --pth demos": ["--pth", "path"],
-        "collect --adress x": ["--adress", "address"],
     }.items(),
 )
 def test_a_wrong_name_is_reported_with_the_right_one(typed, holds, tmp_path):

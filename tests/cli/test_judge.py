@@ -132,13 +132,8 @@ def test_an_env_that_remembers_the_last_episode_is_refused(policy, register, cap
     ("options", "names"),
     [
         (("--tasks", "{idd: [1]}"), ("idd", "data.env.id")),
-        (("--tasks", "{id: []}"), ("--tasks", "id")),
         (("--tasks", "{id: [CartPole-v1, CartPole-v1]}"), ("--tasks", "id", "CartPole-v1")),
-        (("--tasks", "3"), ("tasks", "3")),
         (("--episodes", "0"), ("--episodes", "0")),
-        (("--workers", "0"), ("--workers", "0")),
-        (("--seed", "-1"), ("--seed", "-1")),
-        (("--episode", "3"), ("--episode", "episodes")),
         (("--tasks", "{id: [Pendulum-v1]}"), ("Pendulum-v1", "--data.env")),
     ],
 )

@@ -4,17 +4,15 @@ import io
 import os
 import signal
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 
 import lightning_rl as rl
 from lightning_rl.checkpoints.trust import checked_config
@@ -24,10 +22,9 @@ from lightning_rl.extensions.datasets import record_command as record
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.commands import Command
-from tests.envs import ScriptedEnv
 from tests.helpers import error_of, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
-from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
+from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself
 from tests.persons import ScriptedSource
 from tests.policies import ScriptedPolicy
 
@@ -266,8 +263,6 @@ REFUSED = {
         [*SHOWS, "--script", "tests.cli.test_record.neutral_action_of_another"],
         "The script gave the action [1, 2, 3], which is not in Box(-1.0, 1.0, (2,), float32).",
     ),
-    "fps": ([*SHOWS, *STRAIGHTLY, "--fps", "-1"], "fps must be positive, got -1.0."),
-    "a config that is not there": (["--config", "none.yaml"], None),
 }  # fmt: skip
 
 
@@ -279,8 +274,7 @@ def neutral_action_of_another(observation):
 def test_what_cannot_be_recorded_is_one_message(options, message, capsys, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    error = error_of(capsys, *RECORD, *options, status=2 if "none.yaml" in options else 1)
-    assert message is None or f"rl-cli: error: {message}\n" in f"{error}\n"
+    assert f"rl-cli: error: {message}\n" in f"{error_of(capsys, *RECORD, *options)}\n"
 
 
 def test_the_policy_of_another_env_is_refused(trained, capsys):
@@ -366,12 +360,7 @@ def always_left(observation):
     "at",
     [
         "extensions.datasets.record_command.make_env",
-        "extensions.datasets.writer.has_no_episodes",
-        "extensions.datasets.writer.write_atomically",
         "extensions.datasets.writer.lock_dataset",
-        "extensions.datasets.directory.lock_file",
-        "extensions.datasets.writer.complete_join",
-        "extensions.datasets.writer.EpisodeWriter._remove_first_episode",
         "extensions.datasets.writer.EpisodeWriter._write_info",
     ],
 )
@@ -390,55 +379,12 @@ def test_interrupted_before_it_has_recorded_it_leaves_what_the_next_run_takes(
     assert len(rl.read_episodes("data")) == 1
 
 
-def break_off(env):
-    if env.age == 4 and env.np_random.random() < 0.5:
-        raise RuntimeError("the arm has come off")
-
-
-gymnasium.register("Breaks-v0", partial(shows, act=break_off))
-
-
-def two_cameras():
-    """Two cameras of 128 x 128, whose pictures change from step to step."""
-    space = {name: Box(0, 255, (128, 128, 3), np.uint8) for name in ("front", "wrist")}
-
-    def observe(env):
-        row = np.arange(128, dtype=np.int64)
-        picture = (row[:, None, None] + row[None, :, None] * 2 + env.age * 3) % 256
-        picture = np.broadcast_to(picture, (128, 128, 3)).astype(np.uint8)
-        return {"front": picture, "wrist": picture[::-1], "arm": np.zeros(6, np.float32)}
-
-    return ScriptedEnv(Dict(space | {"arm": Box(-1, 1, (6,))}), Box(-1, 1, (4,)), observe=observe)
-
-
-gymnasium.register("TwoCameras-v0", two_cameras, max_episode_steps=100)
-
-
-class Slow:
-    """A writer that is held up until the env has gone on, or refuses a frame."""
-
-    def __init__(self, until=None, refuses=None):
-        self.until, self.refuses, self.frames, self.finished = until, refuses, 0, []
-
-    def add(self, *frame):
-        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        if self.until is not None:
-            assert self.until.wait(20)
-        self.frames += 1
-        if self.frames == self.refuses:
-            raise rl.ConfigurationError("the disk is full")
-
-    def end_episode(self, observation, success):
-        self.finished.append(self.frames)
-
-    discard_episode = None
-
-
 def test_what_the_writer_refuses_ends_the_recording():
-    env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
+    env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Mock()
+    writer.add.side_effect = [None, None, rl.ConfigurationError("the disk is full")]
     with pytest.raises(rl.ConfigurationError, match="the disk is full"):
         list(played(Recorder(env), writer, 2, straight))
-    assert writer.finished == []
+    writer.end_episode.assert_not_called()
     env.close()
 
 

@@ -5,14 +5,11 @@ import warnings
 
 import pytest
 
-from lightning_rl import PPO
 from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import CompileDecision
-from tests.algorithms import peek
-from tests.callbacks import callback, fail
+from tests.callbacks import fail
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
-from tests.variants import after
 
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
@@ -49,37 +46,17 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
 no_compiler = fail(RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"))
 
 
-@pytest.mark.parametrize(
-    ("compiler", "algorithm", "callbacks", "why"),
-    [
-        (False, PPO, [], "No working C++ compiler found in torch._inductor.config.cpp.cxx"),
-        (
-            True,
-            after(PPO, loss=peek),
-            [],
-            "It appears that you're trying to get value out of a tracing tensor",
-        ),
-        (
-            True,
-            PPO,
-            [callback(on_after_backward=lambda *_: None)],
-            "a callback or the module overrides one of backward",
-        ),
-    ],
-)
 def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
-    compiler, algorithm, callbacks, why, tmp_path, said, pays, traced_only, monkeypatch
+    tmp_path, said, pays, traced_only, monkeypatch
 ):
-    if not compiler:
-        monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
+    monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        module, *_ = train(
-            tmp_path, model={"algorithm": algorithm}, trainer={"callbacks": callbacks}
-        )
+        module, *_ = train(tmp_path)
     assert not [w for w in seen if "ompile" in str(w.message)]
     assert module.optimizer_steps == STEPS
     (line,) = said()
+    why = "No working C++ compiler found in torch._inductor.config.cpp.cxx"
     assert_names(line, "compile: auto", why)
     assert computing(tmp_path)["compiled"] is False
     assert computing(tmp_path)["why"].startswith(why)

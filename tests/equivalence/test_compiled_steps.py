@@ -225,11 +225,6 @@ def lists(env, state, action):
     return state, action - 0.1 * len(env.past[-3:])
 
 
-def sets(env, state, action):
-    env.steps += 1
-    return state, action / env.steps
-
-
 def writes(env, state, action):
     env.sum += action
     return state, action - 0.1 * env.sum
@@ -258,10 +253,6 @@ def walk(name, change, **attributes):
     return make
 
 
-def multinomial(policy, td, generator):
-    return torch.multinomial(torch.ones(len(td), 3), 1, generator=generator).float() - 1
-
-
 def by_its_memory(policy, td, generator):
     policy.past.append(len(td))
     policy.steps += 1
@@ -277,11 +268,9 @@ def remembering(env):
     return policy
 
 
-DRAWING = acting_by(ScriptedPolicy, act=multinomial)
 REFUSED = {
     "a decision": (walk("Decides", decides), None, "test_compiled_steps.py, line "),
     "a list": (walk("Lists", lists, past=list), None, "Lists.past"),
-    "an attribute": (walk("Sets", sets, steps=int), None, "Sets.steps"),
     "a tensor written": (walk("Writes", writes, sum=lambda: torch.zeros(4, 1)), None, "Writes.sum"),
     "global draws": (
         walk("Draws", lambda env, state, action: (state, action + torch.randn(4, 1))),
@@ -294,7 +283,6 @@ REFUSED = {
         "StepsItself",
     ),
     "a policy's own state": (Walk, remembering, "Remembers.past"),
-    "multinomial": (Walk, DRAWING, "aten.multinomial.default"),
 }
 
 

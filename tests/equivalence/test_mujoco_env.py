@@ -205,16 +205,11 @@ def test_a_position_counts_from_the_keyframe_and_a_change_from_the_joint():
 WRONG = {
     "no such file": ({"model": "robot.xml"}, "there is no file robot.xml"),
     "no such keyframe": ({"keyframe": "down"}, "no keyframe 'down'; allowed: up"),
-    "no such camera": ({"camera": "side"}, "no camera 'side'; allowed: none"),
     "another actuator": (
         {"actions": {"arm": Position()}},
         "'arm' is Position, with a position target, but the actuator 'motor' takes a force",
     ),
     "a taken entry": ({"entries": {"ctrl": [0.0]}}, "'ctrl' is an entry already"),
-    "no such path": ({"model": "../arm"}, "model: there is no file ../arm"),
-    "no such function": ({"model": "json.lods"}, "has no function or class 'lods'; close matches"),
-    "a GPU": ({"backend": "c", "device": "cuda"}, "set backend: warp"),
-    "a part too few": ({"substeps": 0}, "substeps must be at least 1"),
     "an observed joint": (
         {"rewards": {"far": Reward(lambda env: env.qpos("hing")[:, 0])}},
         "no qpos of 'hing'; allowed: hinge, free; close matches: hinge",
