@@ -105,14 +105,9 @@ def one_number_of_two():
     )
 
 
-@pytest.fixture
-def broken(registry):
+def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(registry):
     gymnasium.register("Broken-v0", one_number_of_two)
-    return ["--config", "ppo.yaml", "--data.env.id", "Broken-v0"]
-
-
-def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
-    code, findings = check(*broken)
+    code, findings = check("--config", "ppo.yaml", "--data.env.id", "Broken-v0")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
     assert fault.topic == "env"

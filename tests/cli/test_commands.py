@@ -51,13 +51,12 @@ def short_run(finished_run):
     return finished_run(*SMALL, "--data.total_env_steps", "64")
 
 
-def python_run(env="CartPole-v1", policy=rl.ActorCritic, exp_name="py", **model):
+def python_run(policy=rl.ActorCritic, **model):
     """Train by the Python API, and return the run directory and what `validate` returned."""
-    data = rl.RLDataModule(
-        env, num_envs=4, buffer_size=16, total_env_steps=64, num_eval_episodes=2, seed=5
-    )
+    budget = {"buffer_size": 16, "total_env_steps": 64, "num_eval_episodes": 2}
+    data = rl.RLDataModule("CartPole-v1", num_envs=4, seed=5, **budget)
     acting = policy(data.observation_space, data.action_space, hidden_sizes=(16,))
-    trainer = rl.RLTrainer(exp_name=exp_name, accelerator="cpu", enable_progress_bar=False)
+    trainer = rl.RLTrainer(exp_name="py", accelerator="cpu", enable_progress_bar=False)
     module = rl.PPO(acting, batch_size=32, n_epochs=1, **model)
     trainer.fit(module, data)
     (found,) = trainer.validate(module, data)
@@ -137,14 +136,10 @@ ELSEWHERE = [
 ]
 
 
-def fit_in(directory):
-    run(["fit", *SMALL, "--data.total_env_steps", "64", "--trainer.run_dir", directory])
-    return Path(directory)
-
-
 @pytest.mark.parametrize(("options", "expected"), ELSEWHERE)
 def test_a_directory_that_is_named_holds_the_resumed_run(options, expected):
-    run_dir = fit_in("a")
+    run(["fit", *SMALL, "--data.total_env_steps", "64", "--trainer.run_dir", "a"])
+    run_dir = Path("a")
     before = {name: (run_dir / name).read_bytes() for name in ("config.yaml", "run.json")}
     run(["fit", "--ckpt_path", "a", "--data.total_env_steps", "128", *options])
     (there,) = Path().glob(expected)

@@ -1,4 +1,4 @@
-"""Names that users of other libraries type: what the message names, and that the pages name the same."""
+"""Names that users of other libraries type: what the message names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a run writes down beside its checkpoints: curves, a table, hyperparameters, a manifest."""
+"""What a run writes down beside its checkpoints: curves, a table, hyperparameters."""
 
 import csv
 import sys
@@ -33,14 +33,6 @@ def curves_of(rows):
     return {name: curve for name, curve in found.items() if not name.startswith("charts/SPS")}
 
 
-def assert_table_equals_curves(run_dir):
-    expected = scalars(run_dir)
-    found = curves_of(table(run_dir))
-    assert found.keys() == expected.keys()
-    for name, curve in expected.items():
-        assert found[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]
-
-
 def test_a_resumed_table_has_each_row_once(tmp_path):
     train(tmp_path / "whole")
     run_dir = tmp_path / "part"
@@ -53,8 +45,11 @@ def test_a_resumed_table_has_each_row_once(tmp_path):
     train(run_dir, ckpt_path=last(run_dir))
     steps = [row["env_steps"] for row in table(run_dir)]
     assert steps == [64, 128, 192, 256, 320, 384]
-    assert curves_of(table(run_dir)) == curves_of(table(tmp_path / "whole"))
-    assert_table_equals_curves(run_dir)
+    found, expected = curves_of(table(run_dir)), scalars(run_dir)
+    assert found == curves_of(table(tmp_path / "whole"))
+    assert found.keys() == expected.keys()
+    for name, curve in expected.items():
+        assert found[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]
 
 
 def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):

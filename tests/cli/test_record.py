@@ -1,4 +1,4 @@
-"""`rl-cli record`: what is recorded is what was done, it is safe at once, and the pace is kept."""
+"""`rl-cli record`: what is recorded is what was done, and it is safe at once."""
 
 import io
 import os
@@ -38,17 +38,16 @@ def straight(observation):
     return STRAIGHT
 
 
-def played(recorder, writer, episodes, script=lambda observation: None, **settings):
+def played(recorder, writer, episodes, **settings):
     """Record episodes in which a script acts."""
-    choose = script_action_function(script, recorder.env.single_action_space)
+    choose = script_action_function(straight, recorder.env.single_action_space)
     return recorder.record_episodes(writer, episodes, lambda _: choose, **settings)
 
 
-def recorded(tmp_path, env, episodes, source=None, script=straight, extra=(), **settings):
-    recorder, space = Recorder(env, source, script is None, extra), env.single_action_space
+def recorded(tmp_path, env, episodes, source=None, extra=(), **settings):
+    recorder, space = Recorder(env, source, False, extra), env.single_action_space
     writer = rl.EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
-    script = script or (lambda observation: None)
-    results = list(played(recorder, writer, episodes, script, **settings))
+    results = list(played(recorder, writer, episodes, **settings))
     writer.finalise()
     env.close()
     return results, rl.read_episodes(tmp_path / "data")
@@ -383,7 +382,7 @@ def test_what_the_writer_refuses_ends_the_recording():
     env, writer = rl.GymnasiumEnv(1, "Shows-v0"), Mock()
     writer.add.side_effect = [None, None, rl.ConfigurationError("the disk is full")]
     with pytest.raises(rl.ConfigurationError, match="the disk is full"):
-        list(played(Recorder(env), writer, 2, straight))
+        list(played(Recorder(env), writer, 2))
     writer.end_episode.assert_not_called()
     env.close()
 

@@ -84,8 +84,8 @@ def alive(pids):
     return found
 
 
-def soon(condition, timeout=60):
-    deadline = time.monotonic() + timeout
+def soon(condition):
+    deadline = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.002)
@@ -306,14 +306,14 @@ def opened(directory, search, space, trials=None, **settings):
     return journal
 
 
-def points(search, space, count=None, directory=None, score=lambda point: point["x"], **settings):
+def points(search, space, count=None, directory=None, **settings):
     """The points that a sweep tries from here on."""
     directory = directory or f"study_{len(list(Path().glob('study_*')))}"
     journal = opened(directory, search, space, count, **settings)
     found = []
     while (trial := journal.claim()) is not None:
         found.append(trial.point)
-        journal.finish(trial, float(score(trial.point)), pruned=False)
+        journal.finish(trial, float(trial.point["x"]), pruned=False)
     journal.leave()
     return found
 

@@ -1,25 +1,35 @@
-"""The script for machines with a GPU: run small on the CPU, and made to fail."""
+"""Scripts of maintainers run: the checks for machines with a GPU, small on the CPU, and a runner of the comparison of speeds."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests import helpers
+from tests.commands import rl_cli as run_script
+from tests.helpers import script
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-@pytest.fixture
-def script(monkeypatch):
-    return helpers.script("gpu_check", monkeypatch)
+def test_our_runner_trains_in_envs_of_the_framework(monkeypatch):
+    ours = SCRIPTS / "peers" / "ours.py"
+    done = run_script("W4-8", "--warmup", "1", "--iterations", "1", program=ours)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["env_steps"] == script("peers/common", monkeypatch).WORKLOADS["W4-8"].env_steps
+    assert told["computing"]["stepping"] == "StepwiseStepper"
+    assert told["start_cpu_seconds"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_check_runs_small_on_a_cpu(script, tmp_path):
-    status = script.main(["--device", "cpu", "--output", str(tmp_path)])
+def test_every_check_runs_small_on_a_cpu(tmp_path, monkeypatch):
+    checks = script("gpu_check", monkeypatch)
+    status = checks.main(["--device", "cpu", "--output", str(tmp_path)])
     text = (tmp_path / "report.md").read_text()
     report = json.loads((tmp_path / "report.json").read_text())
     assert status == 0, text
-    assert [check["status"] for check in report["checks"]] == ["passed"] * len(script.CHECKS)
+    assert [check["status"] for check in report["checks"]] == ["passed"] * len(checks.CHECKS)
     for row in (
         "| compiled: PPO compiled and eager | yes |",
         "| steps: steps of CartPole, compiled and eager | yes |",
