@@ -14,7 +14,7 @@ import torch
 from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk
-from lightning_rl.extensions.videos.film import CAPTION, GAP
+from lightning_rl.extensions.videos.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks import VideoSettings
 from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import SMALL_RUN, assert_same, assert_same_run, error_of, make_data, train
@@ -182,6 +182,21 @@ def test_settings_out_of_range_are_refused():
     for wrong in ({"num_envs": 0}, {"fps": 0}, {"max_share": 2}, {"every_n_evaluations": 0}):
         with refused(names="trainer.video"):
             VideoSettings(**wrong)
+
+
+@pytest.mark.parametrize("steps", [9, 10, 11, 100, 641])
+def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
+    film = Film(1, 1, 10)
+    for step in range(steps):
+        if film.wants(step):
+            picture = np.full((16, 16, 3), step % 256, np.uint8)
+            picture[0, 0] = step // 256
+            film.show(0, picture, "")
+            film.take()
+        assert len(film.frames) <= 10
+    shown = [int(f[CAPTION + 5, 5, 0]) + 256 * int(f[CAPTION, 0, 0]) for f in film.frames]
+    assert shown == list(range(0, steps, film.stride))
+    assert len(shown) >= min(steps, 5)
 
 
 EPISODE = re.compile(
