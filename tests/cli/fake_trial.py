@@ -33,7 +33,6 @@ def trial(arguments):
         run = Path(options["output_dir"], f"{options['exp_name']}_20260101_000000")
         (run / "checkpoints").mkdir(parents=True)
         (run / "logs").mkdir()
-        (run / "arguments.json").write_text(json.dumps(options))
         (run / "logs" / "metrics.csv").write_text("env_steps,eval/avg_reward\n")
         last, state = run / "checkpoints" / "last.ckpt", {"at": 0, "total": total, "gamma": gamma}
         state["parts"] = 0

@@ -51,61 +51,12 @@ def short_run(finished_run):
     return finished_run(*SMALL, "--data.total_env_steps", "64")
 
 
-def new_process(*arguments):
-    """Run the command from the start of the interpreter; `rl_cli` does without that, which takes seconds."""
-    command = [sys.executable, "-m", "lightning_rl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_a_run_leaves_what_the_documentation_says(capsys):
-    run_dir = fit("--exp_name", "trial")
-    out = capsys.readouterr().out
-    assert run_dir.name.startswith("trial_")
-    assert out.count(str(run_dir)) >= 2  # at the start and at the end
-    assert "384/384 env steps" in out
-    names = {path.name for path in run_dir.rglob("*")}
-    assert {"config.yaml", "logs", "checkpoints", "last.ckpt", "best.ckpt"} <= names
-    assert not [name for name in names if name.startswith(".tmp")]
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    assert config["model"]["init_args"]["batch_size"] == 32
-    assert config["exp_name"] == "trial"
-    assert load(last(run_dir))["global_step"] == 6
-
-
-def test_validate_needs_nothing_but_the_checkpoint(capsys):
-    run_dir = fit()
-    config = (run_dir / "config.yaml").read_text()
-    capsys.readouterr()
-    run(["validate", "--ckpt_path", str(last(run_dir))])
-    out = capsys.readouterr().out
-    assert_names(out, "return")
-    evaluation = json.loads((run_dir / "evaluation.json").read_text())
-    expected = {
-        *("episodes", "avg_reward", "std_reward", "ci95", "avg_length", "success_rate"),
-        *("terminations", "truncations", "returns", "lengths", "seeds", "env_steps"),
-        *("success_ci95", "metrics", "deterministic", "intervened_steps", "cut"),
-    }
-    assert set(evaluation) == expected
-    assert evaluation["episodes"] == len(evaluation["returns"]) == 2
-    assert evaluation["success_rate"] is None
-    assert evaluation["seeds"] == [10_001, 10_002]
-    assert evaluation["env_steps"] == STEPS
-    assert evaluation["terminations"] + evaluation["truncations"] == 2
-    low, high = evaluation["ci95"]
-    assert low <= evaluation["avg_reward"] <= high
-    # and it is what the training's own last evaluation found
-    assert scalars(run_dir)["eval/avg_reward"][-1][1] == pytest.approx(evaluation["avg_reward"])
-    assert (run_dir / "config.yaml").read_text() == config
-    assert len(list(Path("outputs").iterdir())) == 1
-
-
-def python_run(env="CartPole-v1", policy=rl.ActorCritic, exp_name="py", **model):
+def python_run(policy=rl.ActorCritic, **model):
     """Train by the Python API, and return the run directory and what `validate` returned."""
-    data = rl.RLDataModule(
-        env, num_envs=4, buffer_size=16, total_env_steps=64, num_eval_episodes=2, seed=5
-    )
+    budget = {"buffer_size": 16, "total_env_steps": 64, "num_eval_episodes": 2}
+    data = rl.RLDataModule("CartPole-v1", num_envs=4, seed=5, **budget)
     acting = policy(data.observation_space, data.action_space, hidden_sizes=(16,))
-    trainer = rl.RLTrainer(exp_name=exp_name, accelerator="cpu", enable_progress_bar=False)
+    trainer = rl.RLTrainer(exp_name="py", accelerator="cpu", enable_progress_bar=False)
     module = rl.PPO(acting, batch_size=32, n_epochs=1, **model)
     trainer.fit(module, data)
     (found,) = trainer.validate(module, data)
@@ -168,16 +119,6 @@ def test_a_flag_beats_the_checkpoint(short_run):
     assert scalars(run_dir)["train/learning_rate"][-1][1] == pytest.approx(0.25)  # halfway down
 
 
-def test_a_checkpoint_that_was_moved_away_reports_beside_itself(short_run, tmp_path):
-    run_dir = short_run
-    away = tmp_path / "away"
-    away.mkdir()
-    shutil.copy(last(run_dir), away / "policy.ckpt")
-    run(["validate", "--ckpt_path", str(away / "policy.ckpt")])
-    assert (away / "evaluation.json").is_file()
-    assert not (run_dir / "evaluation.json").exists()
-
-
 def test_last_and_best_mean_the_newest_run_of_the_name():
     first = fit("--exp_name", "a", steps=64)
     second = fit("--exp_name", "b", steps=64)
@@ -190,20 +131,15 @@ def test_last_and_best_mean_the_newest_run_of_the_name():
 
 ELSEWHERE = [
     (("--trainer.run_dir", "b"), "b"),
-    (("--trainer.run_dir", "b", "--trust_code", "true"), "b"),
     (("--output_dir", "c"), "c/ppo_*"),
     (("--exp_name", "d", "--trust_code", "true"), "outputs/d_*"),
 ]
 
 
-def fit_in(directory):
-    run(["fit", *SMALL, "--data.total_env_steps", "64", "--trainer.run_dir", directory])
-    return Path(directory)
-
-
 @pytest.mark.parametrize(("options", "expected"), ELSEWHERE)
 def test_a_directory_that_is_named_holds_the_resumed_run(options, expected):
-    run_dir = fit_in("a")
+    run(["fit", *SMALL, "--data.total_env_steps", "64", "--trainer.run_dir", "a"])
+    run_dir = Path("a")
     before = {name: (run_dir / name).read_bytes() for name in ("config.yaml", "run.json")}
     run(["fit", "--ckpt_path", "a", "--data.total_env_steps", "128", *options])
     (there,) = Path().glob(expected)
@@ -259,21 +195,6 @@ def test_a_python_run_resumes_by_the_aliases_of_lightning(tmp_path):
     module, _, _ = train(tmp_path, data={"total_env_steps": 128}, ckpt_path="last")
     assert module.env_steps == 128
     assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 128
-
-
-def test_short_forms_and_config_files_combine(tmp_path):
-    Path("mine.yaml").write_text("data:\n  num_eval_episodes: 1\n")
-    run_dir = fit(
-        *("--config", "mine.yaml", "--model.clip_coef", "0.1", "--data.collector", "SyncCollector"),
-        *("--model.optimizer", "AdamW", "--model.policy.hidden_sizes", "[8]"),
-        steps=64,
-    )
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    settings = config["model"]["init_args"]
-    assert settings["clip_coef"] == 0.1
-    assert settings["policy"]["init_args"]["hidden_sizes"] == [8]
-    assert settings["optimizer"]["init_args"]["weight_decay"] == 0.01
-    assert config["data"]["num_eval_episodes"] == 1
 
 
 def shipped(*prefixes):
@@ -462,27 +383,10 @@ BAD_OPTIONS = [
         2,
         "Unknown setting 'clip_coeff' of PPO; close matches: model.clip_coef of PPO",
     ),
-    (
-        ["--gamma", "0.9"],
-        2,
-        "Unknown setting 'gamma'; here it is --model.gamma of SAC and others",
-    ),
-    (["--replay", "x"], 2, "Unknown setting 'replay'; here it is --data.replay."),
-    (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
-    (["--data.num_env", "3"], 2, "num_env"),
     (["--data.num_envs", "many"], 2, "data.num_envs must be a whole number, got 'many'"),
     (["--data.num_envs", "0"], 1, "data.num_envs must be at least 1, got 0"),
     (["--data.env.id", "CartPole-v7"], 1, "CartPole-v1"),
     (["--data.env.id", ""], 1, "The env id is empty"),
-    (["--data.env.class_path", "GymnasiumEnvv"], 2, "close matches: GymnasiumEnv"),
-    (["--data.collector", "SyncColector"], 2, "close matches: SyncCollector"),
-    (["--model.gamma", "1.5"], 1, "gamma must lie in [0, 1], got 1.5"),
-    (["--model.lr_schedule", "cosine"], 2, "must be one of constant, linear, adaptive, got cosine"),
-    (["--model.batch_size", "100000"], 1, "larger than a rollout"),
-    (["--model.policy.activation", "tanhh"], 1, "close matches: tanh"),
-    (["--model.policy.squash", "true"], 1, "squash=True is for continuous actions"),
-    (["--trainer.gradient_clip_val", "1"], 1, "set model.max_grad_norm"),
-    (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
     (["--trainer.precision", "bf16-true"], 1, "Use 32-true or bf16-mixed"),
     (["--config", "."], 2, "--config . is a directory: name a file in it, or write --ckpt_path ."),
     (["--ckpt_path", "nowhere.ckpt"], 1, "No checkpoint at nowhere.ckpt"),
@@ -498,27 +402,9 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        (lambda c: c["model"]["init_args"].update(clipp=1), 2, "Unknown setting 'clipp'"),
-        (
-            lambda c: c["model"]["init_args"]["policy"]["init_args"].update(hiden_sizes=[1]),
-            2,
-            "hidden_sizes of ActorC",
-        ),
-        (lambda c: c["data"].update(num_env=1), 2, "close matches: data.num_envs"),
-        (lambda c: c.update(trainr={}), 2, "Unknown setting 'trainr'; close matches: trainer"),
         (lambda c: c["data"].pop("env"), 1, "Missing setting: data.env, or data.offline"),
         (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
         (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: model.policy"),
-        (
-            lambda c: c["model"]["init_args"]["policy"].update(class_path="ActorCritc"),
-            2,
-            "close matches: ActorCritic",
-        ),
-        (
-            lambda c: c["model"]["init_args"].update(learning_rate="fast"),
-            2,
-            "learning_rate must be a number",
-        ),
     ],
 )
 def test_a_wrong_config_ends_in_one_readable_message(change, status, message, capsys):
@@ -622,38 +508,6 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
     assert "train/actor" in scalars(part)
 
 
-def test_help_is_answered_at_once_and_without_torch():
-    assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
-    check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check], capture_output=True, check=True)
-    assert new_process("--version").stdout.startswith("lightning-rl ")
-    wrong = new_process("fti")
-    assert wrong.returncode == 2
-    assert_names(wrong.stderr, "fti", "fit")
-
-
-def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = rl_cli("fit", *SMALL, "--data.total_env_steps", "384")
-    assert outcome.returncode == 0
-    assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
-    lines = outcome.stdout.splitlines()
-    assert len(lines) == 11, outcome.stdout  # three of the start, two evaluations, six of summary
-    with pytest.raises(SystemExit):
-        run(["fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["model"]["init_args"]["clip_coef"] == 0.3
-
-
-def test_null_takes_back_what_a_config_says_at_any_depth(capsys):
-    config = ["--config", "ppo_lstm_cart_pole.yaml", "--model.sequence_length", "null"]
-    for memory in (["--model.policy.memory", "null"], ["--model.policy.init_args.memory=null"]):
-        with pytest.raises(SystemExit):
-            run(["fit", *config, *memory, "--print_config"])
-        printed = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
-        assert printed["policy"]["init_args"]["memory"] is None
-        assert printed["sequence_length"] is None
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
@@ -673,72 +527,9 @@ def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     assert load(last(stopped))["lightning_rl"]["env_steps"] == reached + 320
 
 
-KNOWN = "RewardClassifier, SAC, SHAC"
-COLLECTORS = "AsyncCollector, DatasetCollector, RayCollector, SyncCollector"
-NAMED = [
-    ("--model.policy.hidden_sizes 64", ("model.policy.hidden_sizes", "a list", "'64'", "[64]")),
-    ("--model.policy.critic_hidden_sizes 64", ("model.policy.critic_hidden_sizes", "list or null", "'64'", "[64]")),
-    ("--model.max_grad_norm much", ("model.max_grad_norm", "a number or null", "'much'")),
-    ("--data.env.env_id CartPole-v1", ("'env_id'", "GymnasiumEnv", "--data.env.id")),
-    ("--model my_mod.Nope", ("'my_mod.Nope'", "model", "module 'my_mod'", "Algorithm", KNOWN)),
-    ("--model.policy my_mod.MyPolicies", ("'my_mod.MyPolicies'", "model.policy", "close matches: MyPolicy", "ActorCritic, ActorOnly")),
-    ("--model no_mod.Nope", ("'no_mod.Nope'", "model", "module 'no_mod'", KNOWN)),
-    ("--data.collector no_mod.Nope", ("'no_mod.Nope'", "data.collector", "module 'no_mod'", COLLECTORS)),
-    ("--model my_mod.Thing", ("'my_mod.Thing'", "model", "subclass of Algorithm", KNOWN)),
-    ("--data.collector my_mod.Thing", ("'my_mod.Thing'", "data.collector", "subclass of Collector", COLLECTORS)),
-    ("--model needs_mod.Thing", ("'needs_mod.Thing'", "model", "needs_mod needs 'nowhere'")),
-    ("--model.help PPPO", ("'PPPO'", "model", KNOWN, "my_module.MyClass", "close matches: PPO")),
-    ("--data.collector.help SyncColector", ("'SyncColector'", "data.collector", COLLECTORS, "close matches: SyncCollector")),
-    ("--modle.help PPO", ("'modle'", "close matches: model", "model.policy.encoder", "data.replay")),
-    ("--data.env.id ALE/Pong-v5", ("'ALE/Pong-v5'", "ale_py", "pip install 'gymnasium[atari]'", "ale_py:ALE/Pong-v5")),
-    ("--data.env.id lightning_r/CartPole-v0", ("'lightning_r'", "close matches: lightning_rl", "its_module:lightning_r/CartPole-v0")),
-    ("--trainer.accumulate_grad_batches 2", ("trainer.accumulate_grad_batches", "1", "2", "model.batch_size", "micro_batch_size")),
-    ("--trainer.gradient_clip_val 1", ("trainer.gradient_clip_val", "null", "1", "model.max_grad_norm")),
-    ("--trainer.gradient_clip_algorithm value", ("trainer.gradient_clip_algorithm", "value", "model.max_grad_norm")),
-    ("--trainer.barebones true", ("trainer.barebones", "false", "true", "trainer.logger", "trainer.enable_checkpointing")),
-    ("--trainer.strategy fsdp_cpu_offload", ("trainer.strategy", "fsdp_cpu_offload", "--trainer.strategy ddp or fsdp")),
-]  # fmt: skip
-
-
-SAY_EACH = f"""
-import contextlib, io, json
-from lightning_rl.cli.app import run
-found = []
-for option, _ in {NAMED!r}:
-    config = [] if ".help" in option else ["--config", "ppo.yaml"]
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            run(["fit", *config, *option.split()])
-        except SystemExit as stop:
-            status = stop.code
-    found.append((status, out.getvalue(), err.getvalue()))
-print(json.dumps(found))
-"""
-
-
-def test_a_message_says_setting_value_what_is_allowed_and_the_cure(tmp_path):
-    (tmp_path / "my_mod.py").write_text(
-        "from lightning_rl import ActorOnly\nclass Thing: pass\nclass MyPolicy(ActorOnly): pass\n"
-    )
-    (tmp_path / "needs_mod.py").write_text("import nowhere\n")
-    (tmp_path / "all.py").write_text(SAY_EACH)
-    # In a process that knows no class of other tests.
-    said = rl_cli(program=tmp_path / "all.py")
-    assert said.returncode == 0, said.stderr
-    for (option, names), (status, out, err) in zip(NAMED, json.loads(said.stdout), strict=True):
-        assert err.startswith("rl-cli: error: "), option
-        assert err.count("\n") == 1, option
-        assert_names(err, *names)
-        assert status in (1, 2)
-        assert out == ""
-    assert not Path("outputs").exists()
-
-
 REFUSED_LATER = [
-    *("--trainer.precision 64", "--model.batch_size 100000", "--trainer.init_from nowhere.ckpt"),
-    *("--trainer.checkpoint_every_n_iterations 0", "--trainer.plugins foo", "--exp_name a/b"),
+    *("--trainer.init_from nowhere.ckpt", "--trainer.plugins foo", "--exp_name a/b"),
     *("--data.env.id Nope-v1", "--trainer.devices x.y", "--trainer.logger CometLogger"),
-    "--data.collector AsyncCollector --data.collector.max_staleness -1",
 ]
 
 
@@ -772,21 +563,3 @@ def test_a_run_that_fails_after_its_first_iteration_keeps_its_directory(capsys):
     options = ["--data.total_env_steps", "384", "--trainer.best_metric", "eval/nope"]
     error_of(capsys, "fit", *SMALL, *options, status=1)
     assert (newest() / "run.json").is_file()
-
-
-def commands_of(out):
-    """Return the commands of a summary, by what they are for."""
-    lines = [line.split("   (")[0].partition(":") for line in out.splitlines()]
-    return {name: rest.strip() for name, _, rest in lines}
-
-
-def test_a_hint_names_the_trust_that_it_needs(tmp_path, capsys):
-    (tmp_path / "hinted.py").write_text(
-        "from lightning_rl import ActorCritic\nclass Mine(ActorCritic): pass\n"
-    )
-    fit("--model.policy.class_path", "hinted.Mine", steps=64)
-    said = commands_of(capsys.readouterr().out)
-    assert said["Evaluate"].endswith("best.ckpt --trust_code true")
-    assert "last.ckpt --trust_code true --data.total_env_steps" in said["Train on"]
-    run(said["Evaluate"].split()[1:])  # as it stands there
-    assert_names(capsys.readouterr().out, "return")

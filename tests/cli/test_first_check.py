@@ -1,9 +1,8 @@
-"""What is found before torch is imported: the names on a command line, by a table of the shipped classes."""
+"""What is found and answered before torch is imported: names on a command line and help, by a table of the shipped classes."""
 
 import copy
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -11,14 +10,15 @@ import pytest
 import yaml
 
 from lightning_rl.cli import first_check as module
+from lightning_rl.cli.app import run
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.completion import completion
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.cli.first_check import first_check
+from lightning_rl.cli.first_check import CORE, first_check
 from lightning_rl.cli.listing import list_names
 from lightning_rl.cli.names_table import Table, current_table, write_table
-from lightning_rl.cli.parsing import UsageError
 from lightning_rl.system.errors import ConfigurationError
+from tests.commands import rl_cli
 
 
 @pytest.fixture(scope="module")
@@ -45,24 +45,12 @@ def refused(*typed):
         "ftt": ["ftt", "close matches: fit"],
         "train": ["train", "fit"],
         "ppo.yaml": ["fit --config ppo.yaml"],
-        "--config": ["fit --config"],
-        "fit": ["--config FILE", "ppo.yaml"],
-        "validate": ["--ckpt_path"],
-        "fit ppo.yaml": ["--config ppo.yaml"],
         "fit --config pppo.yaml": ["pppo.yaml", "close matches: ppo.yaml"],
         "fit --config broken.yaml": ["broken.yaml", "not valid YAML", "line 1"],
         "fit --ckpt_path nope.ckpt": ["nope.ckpt", "last or best"],
         "validate --ckpt_path last": ["last.ckpt", "outputs"],
-        "fit --confg ppo.yaml": ["--confg", "config"],
-        "fit --config ppo.yaml --modl.gamma 1": ["modl", "model"],
         "fit --config ppo.yaml --model PPPO": ["PPPO", "close matches: PPO"],
-        # It lists the algorithms, too, unless other tests of this process have defined many.
-        "fit --config ppo.yaml --model ActorCritic": ["ActorCritic", "subclass of Algorithm"],
         "fit --config ppo.yaml --model.policy.memory LSTMM": ["LSTMM", "GRU, LSTM"],
-        "fit --config ppo.yaml --data.env.wrappers [FrameStak]": [
-            "FrameStak",
-            "FrameStackObservation",
-        ],
         "fit --config ppo.yaml --model.clip_coeff 1": ["clip_coeff", "PPO", "model.clip_coef"],
         "fit --config ppo.yaml --trainer.video.num_env 1": [
             "num_env",
@@ -78,10 +66,7 @@ def refused(*typed):
             "monitr",
             "monitor",
         ],
-        "check --config ppo.yaml --second 1": ["second", "close matches: seconds"],
-        "label demos --sucess 3": ["--sucess", "success"],
         "record --pth demos": ["--pth", "path"],
-        "collect --adress x": ["--adress", "address"],
     }.items(),
 )
 def test_a_wrong_name_is_reported_with_the_right_one(typed, holds, tmp_path):
@@ -89,34 +74,6 @@ def test_a_wrong_name_is_reported_with_the_right_one(typed, holds, tmp_path):
     message = refused(*typed.split())
     for words in holds:
         assert words in message
-
-
-QUICK = """
-import sys, time
-sys.argv = ["rl-cli", "fit", "--config", "ppo.yaml", "--modl", "x"]
-from lightning_rl.__main__ import main
-try:
-    main()
-except SystemExit as stop:
-    heavy = {"torch", "lightning", "jsonargparse", "rich"} & set(sys.modules)
-    print(stop.code, sorted(heavy), time.process_time())
-"""
-
-
-def test_it_imports_no_torch(tmp_path, monkeypatch, names):
-    """It takes .35 s of CPU time, of which .25 import Gymnasium."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    write_table(names)
-    outcome = subprocess.run(
-        [sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert outcome.stderr.startswith(
-        "rl-cli: error: Unknown setting 'modl'; close matches: model, "
-    )
-    status, heavy, seconds = re.fullmatch(r"(\d) (\[.*\]) ([\d.]+)\n", outcome.stdout).groups()
-    assert (status, heavy) == ("2", "[]")
-    assert float(seconds) < 4
 
 
 def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, names):
@@ -131,16 +88,6 @@ def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, 
     assert current_table() is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     write_table(names)  # a directory that cannot be written costs the table, not the run
-
-
-@pytest.mark.parametrize("subcommand", ["fit", "validate"])
-def test_a_typed_setting_of_the_model_does_not_name_the_run(subcommand, tmp_path):
-    """It searched a run with the name None, that of the missing config."""
-    checkpoint = tmp_path / "outputs" / "a_20260101_000000" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-    first_check([subcommand, "--ckpt_path", "last", "--model.gamma", "0.5"])
-    assert "'ppo'" in refused(subcommand, "--config", "ppo.yaml", "--ckpt_path", "last")
 
 
 def test_own_classes_are_left_to_the_full_check(tmp_path):
@@ -212,27 +159,6 @@ def test_it_never_refuses_what_the_full_check_accepts(name, tmp_path):
             assert not is_accepted(check_run, arguments), changed.read_text()
 
 
-def test_what_both_refuse_both_refuse_alike():
-    """The status, and the words: a name is explained by the same function."""
-    for typed in (
-        "--model.clip_coeff=1",
-        "--model=PPPO",
-        "--modl=3",
-        "--data.num_env=3",
-        "--model.policy=MlpPolicy",
-        "--model.gamma=much",
-        "--data.num_envs=eight",
-        "--trainer.video.fps=fast",
-        "--model.lr_schedule=cosine",
-        "--data.env.vectorization=parallel",
-        "--model.normalize_reward=maybe",
-    ):
-        arguments = ["fit", f"--config={shipped_configs()['ppo.yaml']}", typed]
-        with pytest.raises(UsageError) as full:
-            check_run(arguments)
-        assert refused(*arguments) == str(full.value)
-
-
 ASK = """
 . ./completion.sh
 ask() { COMP_WORDS=("${@:1:$#-1}"); _rl_cli rl-cli "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"; }
@@ -257,3 +183,56 @@ def test_words_are_completed(names, tmp_path):
         "--success",
     ]
     assert completion("zsh", Table("", **names)).startswith("autoload -U +X compinit")
+
+
+def test_help_on_a_class_of_ones_own(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from lightning_rl import Algorithm, Policy\n"
+        "class Mine(Algorithm):\n"
+        "    def __init__(self, policy: Policy, my_coef: float = 1.0, **kwargs):\n"
+        "        super().__init__(policy, **kwargs)\n"
+    )
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--model.help", "mine.Mine"])
+    assert stop.value.code in (0, None)
+    assert "--model.my_coef MY_COEF" in capsys.readouterr().out
+
+
+TYPED = [["fit", "--help"], ["sweep", "--help"]]
+
+ANSWERS = """
+import contextlib, io, sys, time
+from lightning_rl.__main__ import main
+for arguments in sys.argv[1:]:
+    sys.argv = ["rl-cli", *arguments.split()]
+    with contextlib.suppress(SystemExit):
+        main()
+heavy = {"torch", "lightning", "jsonargparse", "rich"} & set(sys.modules)
+print(sorted(heavy), time.process_time(), file=sys.stderr)
+"""
+
+
+def test_a_page_from_the_table_is_the_page_of_the_parser(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "97")
+    pages = []
+    for arguments in TYPED:
+        # Without a cache directory, with a new table, and from the table.
+        texts = [
+            rl_cli(*arguments, env={"XDG_CACHE_HOME": str(cache)}).stdout
+            for cache in ("/proc/none", tmp_path, tmp_path)
+        ]
+        assert texts[0] == texts[1] == texts[2]
+        pages.append(texts[0])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stored = dict(current_table().pages)
+    assert [stored[f"97 {' '.join(arguments)}"] for arguments in TYPED] == pages
+    assert len(stored) == len(CORE) + len(TYPED) - 1
+    for name in ("PPPO", "lightning_rl.PPO"):  # an error, and what may be own code
+        rl_cli("fit", "--model.help", name)
+    assert current_table().pages == stored
+    command = [sys.executable, "-c", ANSWERS, *map(" ".join, TYPED)]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert outcome.stdout == "".join(pages)
+    heavy, seconds = outcome.stderr.split()
+    assert heavy == "[]"
+    assert float(seconds) < 5

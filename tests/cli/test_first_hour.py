@@ -1,14 +1,11 @@
-"""Names that users of other libraries type: what the message names, and that the pages name the same."""
+"""Names that users of other libraries type: what the message names."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-import lightning_rl
-from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import first_check
-from lightning_rl.cli.names import counterpart, foreign_libraries
+from lightning_rl.cli.names import foreign_libraries
 from tests.cli.test_first_check import known, names  # noqa: F401  # fixtures
 from tests.messages import refused
 
@@ -16,80 +13,23 @@ ROOT = Path(__file__).parents[2]
 PPO, SAC = "--config ppo.yaml ", "--config sac.yaml "
 TYPED = {
     # rsl_rl and Isaac Lab
-    PPO + "--num_envs 4096": ["num_envs", "data.num_envs"],
     PPO + "--max_iterations 1500": ["max_iterations", "data.total_env_steps", "iterations × num_envs × buffer_size"],
-    PPO + "--num_steps_per_env 24": ["num_steps_per_env", "data.buffer_size"],
-    PPO + "--data.num_steps_per_env 24": ["num_steps_per_env", "data.buffer_size"],
-    PPO + "--model.num_mini_batches 4": ["num_mini_batches", "model.batch_size", "buffer_size / num_mini_batches"],
-    PPO + "--model.num_learning_epochs 5": ["num_learning_epochs", "model.n_epochs"],
-    PPO + "--model.clip_param 0.2": ["clip_param", "model.clip_coef"],
-    PPO + "--model.entropy_coef 0.01": ["entropy_coef", "model.ent_coef"],
-    PPO + "--model.value_loss_coef 1.0": ["value_loss_coef", "model.vf_coef"],
-    PPO + "--model.use_clipped_value_loss true": ["use_clipped_value_loss", "model.clip_value_loss"],
-    PPO + "--model.lam 0.95": ["lam", "model.gae_lambda"],
-    PPO + "--model.schedule adaptive": ["schedule", "model.lr_schedule", "adaptive"],
     PPO + "--model.policy.init_noise_std 1.0": ["init_noise_std", "model.policy.log_std_init", "logarithm"],
-    PPO + "--model.policy.actor_hidden_dims [256]": ["actor_hidden_dims", "model.policy.hidden_sizes"],
-    PPO + "--model.policy.critic_hidden_dims [256]": ["critic_hidden_dims", "model.policy.critic_hidden_sizes"],
-    PPO + "--empirical_normalization true": ["empirical_normalization", "model.policy.normalize_observation"],
-    PPO + "--model.policy.empirical_normalization true": ["model.policy.normalize_observation"],
     PPO + "--model.policy.class_name ActorCritic": ["class_name", "--model.policy ActorCritic", "class_path"],
     PPO + "--model.policy ActorCriticRecurrent": ["ActorCriticRecurrent", "rsl_rl", "ActorCritic", "--model.policy.memory LSTM"],
-    PPO + "--model OnPolicyRunner": ["OnPolicyRunner", "rsl_rl", "PPO"],
-    PPO + "--runner.save_interval 50": ["save_interval", "trainer.checkpoint_every_n_iterations"],
-    PPO + "--experiment_name walk": ["experiment_name", "exp_name"],
-    PPO + "--task Isaac-Velocity-Flat-Anymal-C-v0": ["task", "data.env", "TensorSimulator"],
-    PPO + "--headless true": ["headless", "none here", "rl-cli play"],
-    PPO + "--load_run 2026-01-01": ["load_run", "--ckpt_path"],
-    PPO + "--model.policy.rnn_hidden_dim 256": ["rnn_hidden_dim", "model.policy.memory.size"],
-    PPO + "--model.rnd_cfg x": ["rnd_cfg", "CuriousPPO", "RandomNetworkDistillation"],
-    PPO + "--data.env RslRlVecEnvWrapper": ["RslRlVecEnvWrapper", "TensorSimulator", "RslRlVecEnv"],
     # LeRobot
     PPO + "--policy.type act": ["policy.type", "model.policy", "LeRobotPolicy"],
     PPO + "--policy.path me/act": ["policy.path", "model.policy.path", "LeRobotPolicy"],
-    PPO + "--dataset.repo_id me/demos": ["dataset.repo_id", "data.collector.path", "DatasetCollector"],
-    PPO + "--steps 100000": ["steps", "data.total_env_steps"],
-    PPO + "--job_name act": ["job_name", "exp_name"],
-    PPO + "--save_freq 1000": ["save_freq", "trainer.checkpoint_every_n_iterations"],
-    PPO + "--log_freq 100": ["log_freq", "trainer.log_every_n_steps"],
-    PPO + "--wandb.enable true": ["wandb.enable", "trainer.logger", "WandbLogger"],
-    PPO + "--eval.n_episodes 10": ["eval.n_episodes", "data.num_eval_episodes"],
-    PPO + "--env.type pusht": ["env.type", "data.env", "GymnasiumEnv"],
-    PPO + "--model.policy act": ["act", "LeRobot", "LeRobotPolicy", "--model.policy.path"],
-    PPO + "--policy.push_to_hub false": ["policy.push_to_hub", "none here", "local directories"],
     SAC + "--model.utd_ratio 2": ["utd_ratio", "model.updates_per_env_step"],
     SAC + "--model.temperature_init 0.01": ["temperature_init", "model.init_alpha"],
-    SAC + "--model.critic_target_update_weight 0.005": ["critic_target_update_weight", "model.tau"],
-    SAC + "--model.discount 0.97": ["discount", "model.gamma"],
-    SAC + "--model.grad_clip_norm 40": ["grad_clip_norm", "model.max_grad_norm"],
-    SAC + "--data.online_ratio 0.5": ["online_ratio", "data.replay.online_ratio", "MixedReplay"],
     # EmbodiChain
-    PPO + "--trainer.iterations 500": ["iterations", "data.total_env_steps", "iterations × num_envs × buffer_size"],
-    PPO + "--trainer.num_envs 64": ["num_envs", "data.num_envs"],
     PPO + "--trainer.gym_config task.json": ["gym_config", "data.env"],
-    PPO + "--trainer.use_wandb true": ["use_wandb", "trainer.logger", "WandbLogger"],
-    PPO + "--trainer.eval_freq 200": ["eval_freq", "data.iterations_per_epoch", "iterations"],
-    PPO + "--trainer.gpu_id 1": ["gpu_id", "trainer.devices"],
     PPO + "--algorithm.name ppo": ["algorithm.name", "model", "PPO"],
-    PPO + "--algorithm.cfg.learning_rate 1e-4": ["algorithm.cfg.learning_rate", "model.learning_rate"],
-    PPO + "--model.policy actor_critic": ["actor_critic", "EmbodiChain", "ActorCritic"],
-    PPO + "--model.policy.initial_log_std 0": ["initial_log_std", "model.policy.log_std_init"],
-    PPO + "--trainer.best_eval_metric eval/avg_reward": ["best_eval_metric", "trainer.best_metric"],
     # Stable-Baselines3, CleanRL and TorchRL
-    PPO + "--model.n_steps 2048": ["n_steps", "data.buffer_size"],
     PPO + "--model.policy_kwargs.net_arch [64]": ["policy_kwargs", "model.policy.hidden_sizes"],
-    PPO + "--model.clip_range 0.2": ["clip_range", "model.clip_coef"],
-    SAC + "--model.buffer_size 1000000": ["buffer_size", "data.replay.capacity", "Stable-Baselines3"],
-    SAC + "--model.train_freq 1": ["train_freq", "data.buffer_size"],
     PPO + "--model.policy CnnPolicy": ["CnnPolicy", "Stable-Baselines3", "NatureCNN"],
     PPO + "--env-id Hopper-v5": ["env-id", "data.env.id"],
-    PPO + "--total-timesteps 1000": ["total-timesteps", "data.total_env_steps"],
-    PPO + "--model.update_epochs 4": ["update_epochs", "model.n_epochs"],
-    PPO + "--model.anneal_lr true": ["anneal_lr", "model.lr_schedule", "linear"],
-    SAC + "--model.q_lr 1e-3": ["q_lr", "model.critic_learning_rate"],
     PPO + "collector.total_frames=1000": ["collector.total_frames", "data.total_env_steps"],
-    PPO + "--optim.lr 3e-4": ["optim.lr", "model.learning_rate"],
-    PPO + "--loss.ppo_epochs 10": ["loss.ppo_epochs", "model.n_epochs"],
     # Switches without a value, other sections, the names of classes, settings of other algorithms
     PPO + "--headless": ["headless", "none here", "rl-cli play"],
     "--task Isaac-Ant-v0 --headless --num_envs 64": ["task", "--data.env TensorSimulator --data.env.make"],
@@ -178,84 +118,3 @@ def test_a_config_of_another_library_is_one_message_that_names_the_page(
     with refused(names=(library, page, "ppo.yaml", *named_too)):
         first_check(["fit", "--config", "theirs.json"])
     assert (ROOT / page).is_file()
-
-
-@pytest.mark.parametrize(
-    ("typed", "holds"),
-    {
-        "train.py --task Isaac-Ant-v0": ["train.py", "here it is fit"],
-        "lerobot-train --policy.type act": ["lerobot-train", "here it is fit"],
-        "embodichain train-rl": ["embodichain", "here it is fit"],
-        "record --dataset.repo_id me/demos": ["dataset.repo_id", "--path DIRECTORY"],
-        "validate --policy.path me/act": ["policy.path", "--ckpt_path"],
-        "play --task Isaac-Ant-v0": ["task", "--ckpt_path"],
-    }.items(),
-)
-def test_subcommands_answer_for_their_own_options(typed, holds):
-    with refused(names=tuple(holds)):
-        first_check(typed.split())
-
-
-def test_every_counterpart_exists(names):  # noqa: F811  # a fixture
-    """Each text begins with an option, and each option and class in it exists, or it is `none:`."""
-    settings = {
-        f"{path}.{name}"
-        for path, cls in checking.configurable()
-        for name in checking.parameters_of(cls)
-    }
-    settings |= {*checking.kinds_of("fit"), "video"}
-    below = tuple(f"trainer.{name}." for name in ("video", "logger", "machine", "callbacks"))
-    below += ("data.env.env_kwargs.", "data.env.wrappers.")
-    below += ("data.replay.online.", "data.replay.offline.")
-    settings |= {name for options in names["options"].values() for name in options}
-    classes = {name for family in names["families"].values() for name in family["classes"]}
-    classes |= {*lightning_rl.__all__, "DIRECTORY", "PATH", "FILE", "NAME", "CHECKPOINT"}
-    counterparts = [
-        pair
-        for content in foreign_libraries().values()
-        for pair in (content["settings"] | content["classes"]).items()
-    ]
-    unknown = [
-        (name, option, cls)
-        for name, text in counterparts
-        for option, cls in re.findall(
-            r"--([\w.]+)\+? ?\[?((?:[A-Z]\w*[a-z]\w*|[A-Z]{3,4}\d?)\b)?", text
-        )
-        if (option not in settings and not option.startswith(below)) or (cls and cls not in classes)
-    ]
-    assert not unknown
-    begins = ("--", "none: ", "class_path", "data and trainer: ")
-    assert not [text for _, text in counterparts if not text.startswith(begins)]
-
-
-NOT_ASKED_FOR = {"learn", "make_env", "make_vec_env", "name", "output_dir", "learning_starts"}
-"""Functions, and settings that also exist here."""
-
-
-def rows(page):
-    for line in (ROOT / page).read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| `") and len(cells) > 1:
-            yield re.findall(r"`([^`]+)`", cells[0]), " ".join(cells[1:])
-
-
-@pytest.mark.parametrize("library", foreign_libraries())
-def test_the_page_of_a_library_and_the_messages_name_the_same_settings(library):
-    """Each setting in the first column of a page with one of ours beside it is in the table, with that one."""
-    content = foreign_libraries()[library]
-    missing = []
-    for theirs, ours in rows(content["page"]):
-        here = re.findall(r"(?:model|data|trainer)\.[a-z_.]*[a-z_]|seed_everything|exp_name", ours)
-        for name in theirs:
-            name = name.lstrip("-").partition(":")[0].replace("-", "_")
-            if (
-                here
-                and name not in NOT_ASKED_FOR
-                and re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", name)
-                and name not in here
-                and f"model.{name}" not in here
-            ):
-                text = counterpart(name, library=library)
-                if not any(setting in text for setting in here):
-                    missing.append((name, here, text))
-    assert not missing

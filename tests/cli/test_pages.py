@@ -9,7 +9,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-import tomllib
 from functools import cache, partial
 from pathlib import Path
 
@@ -99,25 +98,6 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
-def test_readme_is_short():
-    lines = README.splitlines()
-    assert len(lines) <= 150
-    assert [line for line in lines if len(line) > 120] == []
-
-
-def test_the_two_commands_stand_within_the_first_fifteen_lines():
-    head = README.splitlines()[:15]
-    assert "pip install -c constraints.txt -e . && rl-cli fit --config configs/ppo.yaml" in head
-    assert "pip install -c constraints.txt -e '.[dev]' && pytest" in head
-
-
-def test_readme_shows_how_to_train_in_fourteen_lines():
-    trains, acts = (b.code for b in BLOCKS if b.page == "README.md" and b.language == "python")
-    assert len(trains.strip().splitlines()) <= 14
-    assert len(acts.strip().splitlines()) <= 8
-    assert "policy.act(observation)" in acts
-
-
 WITH_RAY = (
     *("ray ", "RAY_AUTH_MODE=token ray ", "rl-cli collect "),
     "rl-cli fit --ckpt_path last --data.collector.address ",
@@ -133,13 +113,6 @@ PYTHON_OF_OTHERS = "stable_baselines3"
 
 def is_run(command):
     return not command.split(" && ")[-1].startswith((*OF_THEIR_OWN, *READ_ONLY, "pytest"))
-
-
-def test_every_line_is_run_or_read():
-    known = {"", "text", "bash", "python", "yaml", "{toctree}", "{include} ../CHANGELOG.md"}
-    kinds = {block.language for block in BLOCKS}
-    assert not {kind for kind in kinds - known if not kind.startswith("{include} ../scripts/")}
-    assert not [c for c in COMMANDS if is_run(c) and not c.split(" && ")[-1].startswith("rl-cli ")]
 
 
 RUN_ON = {command: block.page for block in reversed(BLOCKS) for command in block.commands}
@@ -295,21 +268,6 @@ def test_what_is_not_run_could_be(command, monkeypatch):
         monkeypatch.setattr(argparse.ArgumentParser, name, stop_there(method))
     with pytest.raises(ParsedError):
         as_script(*words)
-
-
-def test_the_extras_that_are_installed_are_there():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for text in PAGES.values():
-        for names in re.findall(r"-e '\.\[([\w,]+)\]'", text):
-            assert set(names.split(",")) <= set(extras), names
-
-
-def test_the_package_is_installed_from_its_checkout():
-    """It is on no registry: `lightning-rl[mujoco]` would be another package."""
-    files = [path for folder in ("src", "configs", "docs") for path in (ROOT / folder).rglob("*.*")]
-    texts = (path for path in files if path.suffix in (".py", ".yaml", ".md"))
-    assert not [path for path in texts if "'lightning-rl[" in path.read_text()]
 
 
 def is_run_on_its_page(block):
@@ -630,27 +588,3 @@ def test_the_site_builds_without_a_warning(builder, tmp_path):
     assert len(links) > 20
     for name, line in links:
         assert f'id="{line}"' in (tmp_path / "site" / name).read_text()
-
-
-@pytest.fixture(scope="module")
-def find_source():
-    return runpy.run_path(str(DOCS / "_extensions" / "source_links.py"))["find"]
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("lightning_rl.PPO", "class PPO(OnPolicyAlgorithm):"),
-        ("lightning_rl.functional.gae", "def gae("),
-        ("lightning_rl.PPO.trains_actor", "@property"),
-        ("lightning_rl.Algorithm.load_from_checkpoint", "@classmethod"),
-        (
-            "lightning_rl.rollout.contract",
-            '"""The rollout: the container that goes from the collector',
-        ),
-        ("lightning_rl.PPO.loss#clipped_value_loss", "critic_loss = clipped_value_loss("),
-    ],
-)
-def test_a_link_to_the_source_leads_to_the_line(find_source, name, line):
-    module, number = find_source(*name.split("#"))
-    assert line in Path(module.__file__).read_text().splitlines()[number - 1]

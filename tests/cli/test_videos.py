@@ -10,17 +10,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk
 from lightning_rl.extensions.videos.film import CAPTION, GAP, Film
-from lightning_rl.extensions.videos.video import _TimeShare
 from lightning_rl.training.callbacks import VideoSettings
 from tests.envs import ScriptedEnv, ScriptedTask
-from tests.helpers import SMALL_RUN, assert_same, assert_same_run, error_of, last, make_data, train
+from tests.helpers import SMALL_RUN, assert_same, assert_same_run, error_of, make_data, train
 from tests.messages import assert_names, refused
 
 pytestmark = pytest.mark.filterwarnings("error:No more videos")
@@ -109,36 +106,6 @@ def test_the_film_of_the_best_is_kept_also_where_it_was_not_due(tmp_path):
     assert np.array_equal(frames, again)
 
 
-def test_every_n_th_evaluation_also_of_a_run_that_goes_on(tmp_path):
-    settings = VideoSettings(every_n_evaluations=2, at_best=False, max_share=None)
-    data = {"iterations_per_epoch": 1}
-    every_other = ["eval_192.mp4", "eval_320.mp4", "eval_64.mp4"]
-    filmed(tmp_path / "whole", settings, data=data)
-    assert films(tmp_path / "whole") == every_other
-    part = tmp_path / "part"
-    train(part, trainer={"video": settings, "max_epochs": 1}, data=data)
-    filmed(part, settings, data=data, ckpt_path=last(part))
-    assert films(part) == every_other
-
-
-def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):
-    env = partial(PushCube, max_episode_steps=12)
-    filmed(tmp_path, env=env, policy={"squash": True}, data={"num_eval_episodes": 5})
-    frames, fps = decode(tmp_path / "videos" / "eval_384.mp4")
-    assert fps == PushCube.render_fps
-    assert frames.shape == (13, CAPTION + 256, 512 + GAP, 3)
-    assert np.abs(frames[5] - frames[6]).max() > 30
-    images = [
-        value.tensor.string_val[2]
-        for file in Path(tmp_path, "logs").glob("events*")
-        for event in EventFileLoader(str(file)).Load()
-        for value in event.summary.value
-        if value.tag == "eval/video"
-    ]
-    assert len(images) == 2
-    assert all(image.startswith(b"GIF89a") and len(image) < 300_000 for image in images)
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
     env = GymnasiumEnv(3, "CartPole-v1", vectorization=vectorization)
@@ -211,7 +178,13 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
         RLTrainer(run_dir=str(tmp_path), video=True)
 
 
-@pytest.mark.parametrize("steps", [1, 9, 10, 11, 99, 100, 641])
+def test_settings_out_of_range_are_refused():
+    for wrong in ({"num_envs": 0}, {"fps": 0}, {"max_share": 2}, {"every_n_evaluations": 0}):
+        with refused(names="trainer.video"):
+            VideoSettings(**wrong)
+
+
+@pytest.mark.parametrize("steps", [9, 10, 11, 100, 641])
 def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
     film = Film(1, 1, 10)
     for step in range(steps):
@@ -224,33 +197,6 @@ def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
     shown = [int(f[CAPTION + 5, 5, 0]) + 256 * int(f[CAPTION, 0, 0]) for f in film.frames]
     assert shown == list(range(0, steps, film.stride))
     assert len(shown) >= min(steps, 5)
-
-
-def test_films_take_no_more_than_their_share_of_the_time(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("lightning_rl.extensions.videos.video.time.perf_counter", lambda: now[0])
-    clock, made = _TimeShare(0.05), 0
-    for _ in range(200):  # an evaluation each second; a film of 8 frames takes 0.3 s
-        now[0] += 1.0
-        if clock.allows():
-            frames = clock.frames(200)
-            assert frames >= 8
-            clock.spent += 0.3 * frames / 8
-            clock.frames_made += frames
-            now[0] += 0.3 * frames / 8
-            made += 1
-    assert 0.03 * now[0] < clock.spent < 0.05 * now[0] + 0.6
-    assert made > 20
-    fast = _TimeShare(0.05)
-    now[0] += 1000.0
-    fast.spent, fast.frames_made = 0.001, 1
-    assert fast.frames(200) == 200
-
-
-def test_settings_out_of_range_are_refused():
-    for wrong in ({"num_envs": 0}, {"fps": 0}, {"max_share": 2}, {"every_n_evaluations": 0}):
-        with refused(names="trainer.video"):
-            VideoSettings(**wrong)
 
 
 EPISODE = re.compile(
@@ -270,24 +216,6 @@ def evaluated(tmp_path, monkeypatch, finished_run):
     evaluation.write_text("of more episodes")
     yield evaluation
     assert evaluation.read_text() == "of more episodes"
-
-
-def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, monkeypatch, capfd):
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    opened = []
-    make = GymnasiumEnv.show
-    monkeypatch.setattr(GymnasiumEnv, "show", lambda env: (opened.append(env), make(env)))
-    monkeypatch.setattr(CartPoleEnv, "metadata", {**CartPoleEnv.metadata, "render_fps": 10_000})
-    run([*PLAY])
-    (env,) = opened
-    assert (env.num_envs, env.env_kwargs["render_mode"]) == (1, "human")
-    out = capfd.readouterr().out
-    seen = EPISODE.findall(out)
-    assert [seed for seed, _, _ in seen] == ["10001", "10002"]
-    returns = [float(one) for _, one, _ in seen]
-    assert returns == [float(steps) for _, _, steps in seen]
-    assert f"\nAverage return: {sum(returns) / 2:.2f}\n" in out
-    assert not list(evaluated.parent.glob("videos/*"))
 
 
 def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):

@@ -5,7 +5,6 @@ python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equival
 does the same outside of the suite; instead of quick: slow, four or killed.
 """
 
-import json
 import os
 import signal
 import sys
@@ -146,22 +145,6 @@ def uneven(module, rollout, keys, mask=None):
 UNEVEN = passing(rl.PPO, minibatches=uneven)
 
 
-def raise_penalty(module, *_):
-    """Multiply a number by a factor of the rank's own."""
-    module.penalty = getattr(module, "penalty", 1.0) * (2 + ranks.rank())
-
-
-PENALISED = after(rl.GRPO, training_step=raise_penalty)
-PENALISED.__module__ = __name__  # a user's: those of the package save no such numbers
-
-
-def scaled(directory):
-    """Return settings of a policy whose file of statistics grows between the ranks' reads."""
-    file = directory / f"statistics{ranks.rank()}.json"
-    file.write_text(json.dumps({"action": {"q01": [-1, -1], "q99": [1 + ranks.rank(), 3]}}))
-    return {"micro_batch_size": 5, "action_statistics": str(file)}
-
-
 def run(
     run_dir,
     algorithm,
@@ -201,7 +184,6 @@ def found(module, runner):
         "metrics": {k: v for k, v in module.metrics.items() if not k.startswith("charts")},
         "evaluation": module.evaluation,
         "peak": BYTES.peak,
-        "penalty": getattr(module, "penalty", None),
     }
 
 
@@ -220,10 +202,10 @@ def quick(directory, findings):
     for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
         note(f"PPO {name}", rl.PPO, strategy, trainer=TWICE | {"callbacks": measures()})
         # Three micro-batches on rank 0, and four on rank 1, whose episodes are longer.
-        small = {"policy": scaled(directory)}
-        note(f"GRPO {name}", PENALISED, name, **small, trainer=TWICE)
+        small = {"policy": {"micro_batch_size": 5}}
+        note(f"GRPO {name}", rl.GRPO, name, **small, trainer=TWICE)
         again = {"ckpt_path": last(directory / f"GRPO {name}")}
-        note(f"resumed {name}", PENALISED, name, **small | again)
+        note(f"resumed {name}", rl.GRPO, name, **small | again)
 
 
 def killed(directory, findings):

@@ -7,7 +7,7 @@ import torch
 
 import lightning_rl as rl
 import tests.envs  # noqa: F401  # registers envs
-from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
+from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
 from tests.equivalence.test_async import background
 from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
@@ -45,14 +45,6 @@ NEIGHBOURS = ("masks", "parts, noise", "noise, SAC")
 @pytest.mark.parametrize("name", RUNS)
 def test_resume_is_exact_for(name, tmp_path):
     assert_resumes(tmp_path, 3, **RUNS[name])
-
-
-@pytest.mark.parametrize("name", ["noise", "noise, SAC"])
-def test_a_run_is_stopped_within_an_episode_whose_noise_goes_on(name, tmp_path):
-    stop_and_resume(tmp_path, 3, **RUNS[name])
-    state = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]["policy"]["state"]
-    assert (state[:, -1] == 1).all()
-    assert (state[:, :-1] != 0).all()
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

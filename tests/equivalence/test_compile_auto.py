@@ -5,15 +5,11 @@ import warnings
 
 import pytest
 
-from lightning_rl import PPO
-from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
-from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
-from tests.algorithms import peek
-from tests.callbacks import callback, fail
+from lightning_rl.compiled.choice import CompileDecision
+from tests.callbacks import fail
 from tests.helpers import assert_same_run, last, load, train
 from tests.messages import assert_names, refused
-from tests.variants import after, variant
 
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
@@ -47,57 +43,20 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
     assert (found["compiled"], found["why"]) == (True, why)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "minibatches"), [({"max_epochs": 1}, STEPS // 2), ({"max_steps": 1}, STEPS // 6)]
-)
-def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_path, said):
-    train(tmp_path, trainer=trainer)
-    assert_names(said()[0], "compile: auto", f"{minibatches} minibatches")
-
-
-def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compiled(tmp_path, said):
-    silent = variant(PPO, minibatches_per_iteration=Algorithm.minibatches_per_iteration)
-    train(tmp_path, model={"algorithm": silent})
-    assert said() == [
-        "The update runs uncompiled (compile: auto): the algorithm does not say how many "
-        "minibatches it has."
-    ]
-
-
 no_compiler = fail(RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"))
 
 
-@pytest.mark.parametrize(
-    ("compiler", "algorithm", "callbacks", "why"),
-    [
-        (False, PPO, [], "No working C++ compiler found in torch._inductor.config.cpp.cxx"),
-        (
-            True,
-            after(PPO, loss=peek),
-            [],
-            "It appears that you're trying to get value out of a tracing tensor",
-        ),
-        (
-            True,
-            PPO,
-            [callback(on_after_backward=lambda *_: None)],
-            "a callback or the module overrides one of backward",
-        ),
-    ],
-)
 def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
-    compiler, algorithm, callbacks, why, tmp_path, said, pays, traced_only, monkeypatch
+    tmp_path, said, pays, traced_only, monkeypatch
 ):
-    if not compiler:
-        monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
+    monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        module, *_ = train(
-            tmp_path, model={"algorithm": algorithm}, trainer={"callbacks": callbacks}
-        )
+        module, *_ = train(tmp_path)
     assert not [w for w in seen if "ompile" in str(w.message)]
     assert module.optimizer_steps == STEPS
     (line,) = said()
+    why = "No working C++ compiler found in torch._inductor.config.cpp.cxx"
     assert_names(line, "compile: auto", why)
     assert computing(tmp_path)["compiled"] is False
     assert computing(tmp_path)["why"].startswith(why)
@@ -140,9 +99,3 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
 def test_on_another_cpu_it_says_what_that_means():
     with refused(UserWarning, names=("Z80, no vectors", choice.cpu())):
         assert CompileDecision("auto", 0, {"compiled": True, "cpu": "Z80, no vectors"}).compiled
-
-
-@pytest.mark.parametrize("kind", [CompileDecision, StepsCompileDecision])
-def test_on_a_gpu_compiling_pays_sooner(kind):
-    assert [kind("auto", count, on_gpu=True).compiled for count in (4_999, 5_000)] == [False, True]
-    assert not kind("auto", 5_000).compiled

@@ -13,8 +13,7 @@ from torch import distributed
 
 import lightning_rl as rl
 from lightning_rl.deploy.loading import load_trained
-from lightning_rl.system.sharded import whole_state
-from tests.equivalence.fsdp_runs import PENALISED, Layers, found, run
+from tests.equivalence.fsdp_runs import Layers, found, run
 from tests.equivalence.test_ddp import on_two_ranks
 from tests.helpers import assert_same, last, load, train
 from tests.messages import refused
@@ -78,15 +77,6 @@ def test_two_ranks_with_shards_train_as_two_with_whole_policies(name, ranks):
     assert ranks[0][f"{name} fsdp"]["metrics"]["train/grad_norm"] > 0.1
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_statistics_are_those_of_the_first_rank_and_numbers_those_of_each(strategy, ranks):
-    """On rank 1 the file of statistics has grown when the policy is built."""
-    for name in ("GRPO", "resumed"):
-        for rank in ranks:
-            assert rank[f"{name} {strategy}"]["state"]["policy.head.scale"].tolist() == [1, 2] * 2
-    assert [rank[f"resumed {strategy}"]["penalty"] for rank in ranks] == [2.0**3, 3.0**3]
-
-
 def test_a_rank_has_little_more_than_half_of_the_bytes(ranks):
     for rank in ranks:
         assert rank["PPO fsdp"]["peak"] <= 0.6 * rank["PPO ddp"]["peak"]
@@ -104,18 +94,6 @@ def test_a_checkpoint_of_two_ranks_is_one_file_of_whole_tensors(directory, ranks
     policy = load_trained(path, trust_code=True).policy
     state = {f"policy.{name}": value for name, value in policy.state_dict().items()}
     assert_same(state, {k: v for k, v in saved["state_dict"].items() if k in state})
-
-
-def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path, one_rank):
-    settings = {"devices": 1, "ckpt_path": last(directory / "GRPO fsdp")}
-    settings["policy"] = {"action_statistics": str(directory / "statistics0.json")}
-    with refused(UserWarning, names="2 processes"):
-        one = run(tmp_path / "one", PENALISED, "auto", **settings)
-    with refused(UserWarning, names="2 processes"):
-        shards = run(tmp_path / "shards", PENALISED, "fsdp", **settings)
-    assert one[0].penalty == shards[0].penalty == 2.0**3
-    assert_close(one[0].state_dict(), whole_state(shards[0]))
-    assert shards[0].iterations_done == 3
 
 
 def test_one_rank_is_stopped_resumed_and_collected_from_in_the_background(tmp_path, one_rank):
@@ -265,31 +243,6 @@ def test_a_policy_on_meta_is_refused_without_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     with refused(names=("meta", "--trainer.strategy fsdp")):
         run(tmp_path, rl.PPO, "auto", devices=1, backbone=partial(Layers, meta=True))
-
-
-def test_other_processes_than_the_first_load_no_weights(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    config = CONFIGS["smolvlm"]
-    rl.load_vla_model("hf_config", config=config).save_pretrained(tmp_path / "whole")
-    weights = torch.nn.Linear(3, 2)
-    torch.save(weights.state_dict(), tmp_path / "small.pt")
-    given = {"meta": True, "lora": {"r": 2}, "gradient_checkpointing": True}
-    first = rl.load_vla_model("hf", str(tmp_path / "whole"), **given)
-    small = {
-        "model_class": "torch.nn.Linear",
-        "model_config": {"in_features": 3, "out_features": 2},
-    }
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    other = rl.load_vla_model("hf", str(tmp_path / "whole"), **given)
-    assert not any(p.is_meta for p in first.parameters())
-    assert all(p.is_meta for p in other.parameters())
-    shapes = [{k: (v.shape, v.dtype) for k, v in m.state_dict().items()} for m in (first, other)]
-    assert shapes[0] == shapes[1]
-    frozen = [{k for k, p in m.named_parameters() if p.requires_grad} for m in (first, other)]
-    assert frozen[0] == frozen[1]
-    path = str(tmp_path / "small.pt")
-    other = rl.load_vla_model("class", path, trust_code=True, meta=True, **small)
-    assert all(p.is_meta for p in other.parameters())
 
 
 def test_the_blocks_of_a_vla_are_the_modules_in_its_lists(tmp_path):

@@ -226,13 +226,6 @@ def test_in_the_background_it_learns_from_older_steps_and_publishes_within_an_it
     assert made[0]._weights.number == 1 + ITERATIONS + ITERATIONS - 2
 
 
-def test_an_on_policy_learner_publishes_whole_updates_alone(tmp_path):
-    made = []
-    data = {"collector": kept_in(made), "total_env_steps": 4 * 16 * 3}
-    train(tmp_path, data=data, model={"batch_size": 4, "n_epochs": 1})
-    assert made[0]._weights.number == 1 + 3
-
-
 def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
     dropping = partial(rl.AsyncCollector, overflow="overwrite", timeout_s=30)
     cure = ("updates_per_env_step=1", "overflow: block", "max_staleness")

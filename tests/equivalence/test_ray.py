@@ -131,37 +131,6 @@ def test_with_a_lag_steps_say_their_version_and_each_rollout_is_trained_on_once(
     assert len({content for *_, content in seen}) == 20
 
 
-def test_what_is_sent_is_what_acting_depends_on_and_training_changes(tmp_path):
-    module, *_ = train(
-        tmp_path, data={"collector": remote()}, policy={"normalize_observation": True}
-    )
-    (cluster,) = Threads.made
-    assert len(cluster.sent) == 1 + 6  # the first, and after each update
-    names = {name for sent in cluster.sent for name in sent}
-    assert names == set(module.policy.acting_state())
-    assert not any(name.startswith("critic") for name in names)
-
-
-def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_path):
-    run = RUNS["SAC"]
-    data = {"collector": remote(4, 4), "total_env_steps": 64 * 8, **run["data"]}
-    model = run["model"] | {"random_env_steps": 64 * 4}
-    versions = []
-
-    def look(trainer, module, rollout, *args):
-        # The log-probs of a uniform draw are all the same.
-        versions.append(rollout["sample_log_prob"][:, :-1].unique().numel() == 1)
-
-    train(
-        tmp_path,
-        env=run["env"],
-        data=data,
-        model=model,
-        trainer={"callbacks": [callback(on_train_batch_start=look)]},
-    )
-    assert sum(versions) == 4
-
-
 def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
     """An off-policy learner publishes within an iteration too; calls may overtake each other on their way."""
     spaces = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)
