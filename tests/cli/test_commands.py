@@ -527,6 +527,27 @@ def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     assert load(last(stopped))["lightning_rl"]["env_steps"] == reached + 320
 
 
+def test_an_env_that_fails_ends_the_run_with_its_own_traceback_and_leaves_no_process():
+    Path("faulty.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Faulty(CartPoleEnv):\n"
+        "    count = 0\n"
+        "    def step(self, action):\n"
+        "        self.count += 1\n"
+        "        if self.count > 50:\n"
+        "            raise ZeroDivisionError('the motor is on fire')\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Faulty-v0', Faulty)\n"
+    )
+    for vectorization in ("sync", "async"):
+        env = ["--data.env.id", "faulty:Faulty-v0", "--data.env.vectorization", vectorization]
+        outcome = rl_cli("fit", *SMALL, "--data.total_env_steps", STEPS, *env)
+        assert outcome.returncode == 1
+        assert "the motor is on fire" in outcome.stderr
+        assert "faulty.py" in outcome.stderr
+
+
 REFUSED_LATER = [
     *("--trainer.init_from nowhere.ckpt", "--trainer.plugins foo", "--exp_name a/b"),
     *("--data.env.id Nope-v1", "--trainer.devices x.y", "--trainer.logger CometLogger"),

@@ -1,9 +1,12 @@
 """Names that users of other libraries type: what the message names."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import lightning_rl
+from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import first_check
 from lightning_rl.cli.names import foreign_libraries
 from tests.cli.test_first_check import known, names  # noqa: F401  # fixtures
@@ -118,3 +121,35 @@ def test_a_config_of_another_library_is_one_message_that_names_the_page(
     with refused(names=(library, page, "ppo.yaml", *named_too)):
         first_check(["fit", "--config", "theirs.json"])
     assert (ROOT / page).is_file()
+
+
+def test_every_counterpart_exists(names):  # noqa: F811  # a fixture
+    """Each text begins with an option, and each option and class in it exists, or it is `none:`."""
+    settings = {
+        f"{path}.{name}"
+        for path, cls in checking.configurable()
+        for name in checking.parameters_of(cls)
+    }
+    settings |= {*checking.kinds_of("fit"), "video"}
+    below = tuple(f"trainer.{name}." for name in ("video", "logger", "machine", "callbacks"))
+    below += ("data.env.env_kwargs.", "data.env.wrappers.")
+    below += ("data.replay.online.", "data.replay.offline.")
+    settings |= {name for options in names["options"].values() for name in options}
+    classes = {name for family in names["families"].values() for name in family["classes"]}
+    classes |= {*lightning_rl.__all__, "DIRECTORY", "PATH", "FILE", "NAME", "CHECKPOINT"}
+    counterparts = [
+        pair
+        for content in foreign_libraries().values()
+        for pair in (content["settings"] | content["classes"]).items()
+    ]
+    unknown = [
+        (name, option, cls)
+        for name, text in counterparts
+        for option, cls in re.findall(
+            r"--([\w.]+)\+? ?\[?((?:[A-Z]\w*[a-z]\w*|[A-Z]{3,4}\d?)\b)?", text
+        )
+        if (option not in settings and not option.startswith(below)) or (cls and cls not in classes)
+    ]
+    assert not unknown
+    begins = ("--", "none: ", "class_path", "data and trainer: ")
+    assert not [text for _, text in counterparts if not text.startswith(begins)]

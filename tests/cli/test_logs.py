@@ -14,9 +14,10 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
 from lightning_rl import GRPO
+from lightning_rl.cli.app import run
 from tests.algorithms import Reinforce
 from tests.callbacks import at_iteration, fail
-from tests.helpers import last, scalars, train
+from tests.helpers import SMALL_RUN, last, scalars, train
 from tests.variants import variant
 
 
@@ -69,6 +70,32 @@ def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
     assert len(table(tmp_path / "stub")) == 6, "the table is written whatever the logger"
     assert not list((tmp_path / "stub" / "logs").glob("events*"))
     assert "wandb" not in sys.modules
+
+
+def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = [*SMALL_RUN, "--data.total_env_steps", "384"]
+    run(["fit", "--config", "ppo.yaml", *small, "--output_dir", "o", "--video"])
+    (run_dir,) = Path("o").iterdir()
+    out = capsys.readouterr().out
+    for line in (
+        "Best:      eval/avg_reward ",
+        f"rl-cli validate --ckpt_path {run_dir}/checkpoints/best.ckpt",
+        f"rl-cli fit --ckpt_path {run_dir}/checkpoints/last.ckpt",
+        f"tensorboard --logdir {run_dir.parent} ",
+        f"{run_dir}/logs/metrics.csv",
+        f"Videos:    {run_dir}/videos",
+    ):
+        assert line in out
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["trainer"]["video"] is True
+    assert yaml.safe_load((run_dir / "logs" / "hparams.yaml").read_text()) == config
+    ((row, shown),) = compared_runs("o").items()
+    assert row == f"{run_dir.name}/logs"
+    assert shown["model.init_args.batch_size"] == 32
+    assert shown["model.class_path"] == "lightning_rl.PPO"
+    assert shown["data.env.init_args.id"] == "CartPole-v1"
+    assert not [path for path in (run_dir / "logs").iterdir() if path.is_dir()], "no stray runs"
 
 
 def compared_runs(directory):

@@ -62,6 +62,20 @@ def check(episode):
     assert ends.nonzero().flatten().tolist() == [steps - 1]
 
 
+def test_a_frame_holds_what_was_acted_on_and_what_came_of_it(tmp_path):
+    results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 3)
+    assert [result.steps for result in results] == episodes.lengths == [LENGTH] * 3
+    for episode in episodes:
+        check(episode)
+        assert (episode.action == torch.tensor(STRAIGHT)).all()
+        assert torch.equal(episode.reward, episode.action[:, 0])
+        assert episode.truncated[-1], "LeRobot: a time-out became terminal on loading"
+        assert not episode.terminated[-1]
+        assert not episode.intervened.any()
+        assert episode.success is None
+        assert episode.task == "show"
+
+
 def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended(tmp_path):
     results, episodes = recorded(tmp_path, rl.GymnasiumEnv(1, "Shows-v0"), 4, Schedule())
     assert [episode.success for episode in episodes] == [False, True, False, True]
@@ -288,6 +302,24 @@ def test_help_lists_the_options(capsys):
     out = capsys.readouterr().out
     for name in ("path", "source", "script", "ckpt_path", "fps", "pictures", "extra"):
         assert f"--{name}" in out
+
+
+@pytest.mark.parametrize("after", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_what_was_finished_is_there(after, tmp_path):
+    """Each episode whose line is printed is safe, and the next one goes on behind it."""
+    process = Command(*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "100000")
+    try:
+        process.wait_for(f"episode {after} of")
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    told = process.stdout.count("\n")
+    episodes = rl.read_episodes("data")
+    assert told <= len(episodes) <= told + 1
+    for episode in episodes:
+        check(episode)
+    run([*RECORD, *SHOWS, *STRAIGHTLY, "--episodes", "1"])
+    assert len(rl.read_episodes("data")) == len(episodes) + 1
 
 
 def test_interrupted_it_leaves_a_whole_dataset(tmp_path):

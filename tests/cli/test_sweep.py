@@ -19,7 +19,7 @@ pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed"
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.sweeps import sweep as sweeps
 from lightning_rl.extensions.sweeps import sweep_settings
-from lightning_rl.extensions.sweeps.journal import SweepJournal
+from lightning_rl.extensions.sweeps.journal import JOURNAL, SweepJournal
 from lightning_rl.extensions.sweeps.search import space_of
 from lightning_rl.extensions.sweeps.sweep import OUTCOMES, _count, _Sweep
 from lightning_rl.extensions.sweeps.trials import TrialProcess
@@ -377,6 +377,23 @@ def test_a_sweep_is_run_by_one_process(fakes, capfd):
         assert_names(error, f"process {first.pid} on ", str(state()[0]))
     finally:
         first.kill()
+
+
+def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):
+    options = ["--sweep.seeds", "12", "--sweep.jobs", "1", "--data.total_env_steps", "64"]
+    full = fake_sweep(*SMALL, *options, largest_file=6 * 2**10).wait()
+    assert full.returncode == 1
+    (directory,) = Path("outputs").glob("*_sweep_*")
+    said = full.stderr.strip().splitlines()[-1]
+    assert said.startswith(f"rl-cli: error: Cannot write {directory}/{JOURNAL}: File too large."), (
+        said
+    )
+    done = outcomes().count("finished")
+    assert done > 3
+    again = fake_sweep("--resume", "last").wait()
+    assert again.returncode == 0, again.stderr
+    assert_names(again.stdout, "12 trials", f"{done} of them")
+    assert all(one["parts"] == 1 for number, one in saved(directory).items() if number < done)
 
 
 def test_what_is_known_to_be_good_comes_first():

@@ -246,6 +246,36 @@ def arm_run(tmp_path_factory):
     return run_dir
 
 
+def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
+    path = str(last(arm_run))
+    run(["validate", "--ckpt_path", path, "--trust_code", "true"])
+    capsys.readouterr()
+    run(["export", "--ckpt_path", path, "--trust_code", "true"])
+    out = capsys.readouterr().out
+    file = arm_run / "export" / "last.onnx"
+    assert out.startswith(f"Policy:  {file}\nAlso:    {file}.parity.json\n")
+    assert "Parity:  1,000 observations, action: largest difference " in out
+    session = onnxruntime.InferenceSession(file)
+    said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
+    assert (said["policy"], said["algorithm"]) == ("ActorCritic", "PPO")
+    assert said["env"] == "tests.equivalence.test_export:tests/Jointed-v0"
+    assert said["observations"] == [
+        {"name": "observation", "shape": [6], "dtype": "float32", "low": None, "high": None}
+    ]
+    (action,) = said["actions"]
+    assert (action["name"], action["shape"], action["dtype"]) == ("action", [3], "float32")
+    for name, numbers in {"low": [-2, -1, 0], "high": [5, 1, 0.3], "scale": [3.5, 1, 0.15]}.items():
+        assert action[name] == pytest.approx(numbers)
+    assert action["center"] == pytest.approx([1.5, 0, 0.15])
+    assert (said["control_period"], said["state"]) == (0.05, None)
+    assert said["joint_names"] == ["hip", "knee", "ankle"]
+    assert (said["joint_stiffness"], said["joint_damping"]) == ([80, 80, 20], [2, 2, None])
+    assert said["run"]["env_steps"] == 64
+    assert (said["run"]["checkpoint"], said["run"]["seed"]) == ("last.ckpt", 3)
+    assert (said["evaluation"]["episodes"], said["evaluation"]["avg_reward"]) == (2, 5.0)
+    assert {"torch", "onnxruntime", "lightning-rl", "python"} <= set(said["versions"])
+
+
 CONTENT = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
 
 

@@ -288,6 +288,12 @@ def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_
     )
 
 
+def test_compiled_steps_are_refused_with_the_reason(tmp_path, traced_only):
+    short = {"total_env_steps": 4 * 16, "num_eval_episodes": 1}
+    train(tmp_path, env=world, data=short, model={"compile": True})
+    assert "MujocoEnv is simulated outside of torch" in (tmp_path / "run.json").read_text()
+
+
 def test_an_exported_policy_knows_joints_gains_and_scales():
     said = rl.Quadruped(1).metadata
     assert said["joint_names"][:2] == ["hip_1", "ankle_1"]

@@ -131,6 +131,17 @@ def test_with_a_lag_steps_say_their_version_and_each_rollout_is_trained_on_once(
     assert len({content for *_, content in seen}) == 20
 
 
+def test_what_is_sent_is_what_acting_depends_on_and_training_changes(tmp_path):
+    module, *_ = train(
+        tmp_path, data={"collector": remote()}, policy={"normalize_observation": True}
+    )
+    (cluster,) = Threads.made
+    assert len(cluster.sent) == 1 + 6  # the first, and after each update
+    names = {name for sent in cluster.sent for name in sent}
+    assert names == set(module.policy.acting_state())
+    assert not any(name.startswith("critic") for name in names)
+
+
 def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
     """An off-policy learner publishes within an iteration too; calls may overtake each other on their way."""
     spaces = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)

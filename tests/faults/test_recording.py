@@ -1,8 +1,11 @@
 """Recording: what is finished stays, whatever happens; memory does not grow; two do not mix."""
 
+import gc
 import os
 import shutil
+import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,13 @@ from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import killed_around_call
 from tests.messages import refused
+
+
+def resident():
+    """The memory of this process, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
@@ -130,3 +140,40 @@ def test_a_rewrite_counts_once_it_is_whole(tmp_path):
         assert part_of(tmp_path, "data/a").read_text() == "old", "what a kill leaves now"
         (target / "data/a").write_text("new")
     assert part_of(tmp_path, "data/a").read_text() == "new"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the memory")
+@pytest.mark.parametrize(
+    ("pictures", "episodes", "steps"),
+    [
+        ("video", 5, 40),
+        ("png", 5, 40),
+        pytest.param("video", 10, 600, marks=pytest.mark.slow),
+        pytest.param("video", 1, 6000, marks=pytest.mark.slow),
+        pytest.param("png", 1, 6000, marks=pytest.mark.slow),
+    ],
+)
+def test_memory_does_not_grow_and_no_tick_is_missed(pictures, episodes, steps, tmp_path):
+    """Two cameras of 128 × 128 at 10 Hz: a tenth of a second for each step, ten minutes in the slow ones."""
+    camera = Box(0, 255, (128, 128, 3), np.uint8)
+    spaces = (Dict({"a": camera, "b": camera, "state": Box(-1, 1, (18,))}), Box(-1, 1, (4,)))
+    writer = EpisodeWriter(tmp_path / "data", *spaces, 10, pictures=pictures)
+    y, x = np.mgrid[:128, :128]
+    slowest = after_a_while = 0.0
+    gc.collect()
+    gc.freeze()  # a pass over the objects of other tests takes longer than a tick
+    for _ in range(episodes):
+        for t in range(steps):
+            frame = np.stack([2 * x + 3 * t, 2 * y + t, x + y + 5 * t], -1).astype(np.uint8)
+            seen = {"a": frame, "b": frame[::-1], "state": np.full(18, t)}
+            begin = time.process_time()  # others may have the core meanwhile
+            writer.add(seen, np.zeros(4), 0.0, False, t == steps - 1)
+            slowest = max(slowest, time.process_time() - begin)
+            if t == min(600, steps // 2) and after_a_while == 0.0:
+                after_a_while = resident()
+        writer.end_episode(seen)
+    assert resident() - after_a_while < 100
+    assert slowest < 0.1
+    length, final = read_episodes(tmp_path / "data").lengths, read_episodes(tmp_path / "data")[-1]
+    assert length == [steps] * episodes
+    assert np.abs(final.observation["a"][-1].int().numpy() - frame).mean() < 6

@@ -1,18 +1,20 @@
 """Remote collectors die, raise, hang and answer in any order: no rollout is too old, used twice or lost in silence."""
 
 import random
+from collections import Counter
 
 import pytest
 
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.extensions.remote.remote import (
+    MOST_SENT,
     Answer,
     RemoteCollectors,
     RemoteSettings,
 )
 from tests.messages import refused
-from tests.variants import after
+from tests.variants import after, before
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -116,6 +118,27 @@ def test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollo
             assert under_way(collectors) <= bound + 1
 
 
+def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
+    last_sent = Counter()
+
+    def never_answer(cluster, request, handle, version):
+        cluster.due[request] = float("inf"), None
+
+    def count(cluster, handle, version):
+        last_sent[handle] += 1
+
+    cluster = after(before(StandIn, publish=count), collect=never_answer)(
+        random.Random(0), longest=1.0
+    )
+    collectors = remote(cluster, 20, 20, timeout_s=1000.0)
+    while under_way(collectors) < 20:
+        collectors.poll(1.0)
+    for _ in range(3):
+        collectors.publish(0)
+    assert cluster.published[0] == 3 * MOST_SENT == 24
+    assert len(last_sent) == 20, "each of them within three publications"
+
+
 def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_seeds():
     def fail(cluster, request, handle, version):
         cluster.due[request] = cluster.now, Answer(None, RuntimeError("killed"))
@@ -196,3 +219,15 @@ def test_a_saved_state_is_what_the_rollout_under_way_began_with_and_goes_to_the_
     others.load_state_dict(saved)
     others.poll(0.0)
     assert resumed.starts == [(0, 0, latest[0]), (1, 1000, latest[1])]
+
+
+def test_collectors_whose_processes_never_start_do_not_make_the_learner_wait_for_ever():
+    cluster = StandIn(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 2, 2, timeout_s=5.0)
+    collectors.take()
+    cluster.failing = 2.0
+    with refused(TimeoutError, names=("5 s", "timeout_s")):
+        for _ in range(3):
+            collectors.take()
+            collectors.publish(collectors.version + 1)
+    assert cluster.now < 1000

@@ -40,6 +40,7 @@ from lightning_rl import (
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
+from lightning_rl.rollout.allocation import allocate_rollout
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes
 from tests.envs import ScriptedEnv
@@ -47,6 +48,9 @@ from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
 from tests.helpers import last, load, scalars, train
 from tests.messages import refused
+
+POLICIES = [ActorCritic, SquashedActorCritic, DeterministicActorCritic]
+
 
 PICTURE = Box(0, 255, (12, 10, 3), np.uint8)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)
@@ -216,6 +220,31 @@ def test_settings_that_would_be_ignored_are_refused():
         ActorCritic(PICTURE, ACTION, encoder=SMALL, normalize_observation=True)
     with refused(names=("actor_keys=['a']", "Dict", "Box")):
         ActorCritic(PICTURE, ACTION, encoder=SMALL, actor_keys=["a"])
+
+
+@pytest.mark.parametrize("cls", POLICIES)
+@pytest.mark.parametrize("encoder", [None, partial(DictEncoder, normalize=True)])
+def test_the_actor_needs_no_key_that_only_the_critic_reads(cls, encoder):
+    settings = {"normalize_observation": True} if encoder is None else {"encoder": encoder}
+    policy = cls(
+        PRIVILEGED, ACTION, actor_keys=["seen"], critic_keys=["seen", "hidden"], **settings
+    )
+    both = TensorDict({"seen": torch.randn(6, 3), "hidden": 5 + torch.randn(6, 2)}, [6])
+    full = TensorDict({"observation": both}, [6])
+    blind = TensorDict({"observation": both.select("seen")}, [6])
+    acted = policy.get_action(full.copy(), deterministic=True)["action"]
+    assert torch.equal(policy.get_action(blind.copy(), deterministic=True)["action"], acted)
+    assert policy.critic_features(full).shape[-1] == 5
+    assert policy.actor_features(full).shape[-1] == 3
+    names = set(policy.acting_state())
+    assert not [name for name in names if name.startswith("critic")]
+    rollout = allocate_rollout(PRIVILEGED, ACTION, 6, 2)
+    rollout["observation", "hidden"][:] = both["hidden"][:, None]
+    before = policy.actor_features(full)
+    policy.update_normalization(rollout)
+    parts = [policy.critic_normalizer] if encoder is None else [policy.critic_encoder.encoders["hidden"].normalizer]  # fmt: skip
+    assert [int(one.count) for one in parts] == [12]
+    assert not torch.equal(policy.actor_features(full), before)  # zeros were seen
 
 
 PRIVILEGED = Dict({"seen": Box(-9, 9, (3,)), "hidden": Box(-9, 9, (2,))})

@@ -55,6 +55,13 @@ def collector_of(env, num_steps=10):
 
 
 @pytest.mark.parametrize("tree", [False, True])
+def test_a_time_out_without_its_final_observation_is_refused(tree):
+    message = ("Limited", "env 0", "step 3", "info['final_obs']")
+    with refused(names=message):
+        collector_of(Limited(tree=tree)).collect()
+
+
+@pytest.mark.parametrize("tree", [False, True])
 def test_final_observations_of_a_wrong_shape_are_refused(tree):
     def first_row(observation):
         return {"final_obs": observation[:1]}

@@ -9,6 +9,7 @@ from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers.segments import rollout_from, rollout_state
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import (
+    LOOK_EVERY,
     FinalObservations,
     FinalObservationWriter,
     check_finite,
@@ -20,6 +21,14 @@ from tests.helpers import assert_same
 from tests.messages import refused
 from tests.numerics.test_ends import Mill, collector_of
 from tests.policies import SUM_OF_OBSERVATION
+
+
+def as_on_an_accelerator(rollout):
+    """Force the rule for devices other than the CPU."""
+    writer = FinalObservationWriter(rollout)
+    writer._on_cpu = False
+    return writer
+
 
 N, T = 4, 37
 PLAIN = Box(-9, 9, (3,), np.float32)
@@ -114,6 +123,23 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     storage.clear()
     assert len(storage.rows) == 21
     assert storage.add(2) == slice(1, 3)
+
+
+@pytest.mark.parametrize("space", [PLAIN, TREE], ids=["tensor", "tree"])
+def test_where_a_look_waits_there_are_few_and_the_rows_are_the_same(space, monkeypatch):
+    (one, finals), (other, _) = written(space), numbered(space)
+    looks = []
+    nonzero = torch.Tensor.nonzero
+    monkeypatch.setattr(
+        torch.Tensor, "nonzero", lambda *args, **kw: looks.append(1) or nonzero(*args, **kw)
+    )
+    writer = as_on_an_accelerator(other)
+    for _ in range(2):
+        clear_final_observations(other)
+        looks.clear()
+        write(other, finals, writer)
+        assert len(looks) == -(-T // LOOK_EVERY)
+        assert_same(rollout_state(one), rollout_state(other))
 
 
 def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():

@@ -10,9 +10,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import ActionChunk, EnvPoolEnv, GymnasiumEnv
+from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
+from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
 from tests.envs import ScriptedEnv, ScriptedVector
+from tests.helpers import make_collector
+
+KINDS = ("sync", "async", "vector_entry_point")
+
 
 LENGTH = 6
 
@@ -86,6 +91,29 @@ def test_a_gymnasium_env_is_heard_at_every_step(kind):
                 np.testing.assert_allclose(values.numpy(), expected, err_msg=f"{key}/{name}")
         assert info["success"].tolist() == [age == LENGTH, False, False]
         assert info["success"].dtype == torch.bool
+    env.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind):
+    env = GymnasiumEnv(3, "tests/Talker-v0", vectorization=kind)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    collector = make_collector(SyncCollector, env, policy, 2 * LENGTH, seed=0)
+    rollout = collector.collect()
+    by_hand = {
+        f"{key}/{name}": np.nanmean(
+            [number(i, age + 1, key, name) for i in range(3) for age in range(LENGTH)]
+        )
+        for key, name in (("rewards", "reach"), ("rewards", "step"), ("metrics", "height"))
+    }
+    assert collector.reports == pytest.approx(by_hand)
+    assert rollout["success"][:, :-1].sum(1).tolist() == [2, 0, 0]
+    assert collector.metrics()["charts/success_rate_avg_100"] == pytest.approx(1 / 3)
+    episodes = run_episodes(policy, env, [0, 1, 2])
+    assert [e["success"] for e in episodes] == [True, False, False]
+    # Of the last step, which is even: env 1 says nothing then.
+    assert [e["metrics"] for e in episodes] == [{"height": 6.0}, {}, {}]
+    assert summarize(episodes)["metrics"] == {"height": 6.0}
     env.close()
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import SAC, EpisodeWriter, GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl import SAC, EpisodeWriter, GripperSAC, GymnasiumEnv, MixedReplay, ReplayBuffer
+from tests.arms import helped_arm
 from tests.core.numerics.test_replay import (
     ACTION,
     NESTED,
@@ -18,6 +19,7 @@ from tests.core.numerics.test_replay import (
 )
 from tests.helpers import last, train
 from tests.messages import refused
+from tests.variants import after
 
 SCALAR = Box(-99, 99, ())
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
@@ -261,3 +263,28 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     with refused(names="data.replay"):
         fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)
+
+
+def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tmp_path):
+    seen = []
+
+    def keep(replay, batches, *args, **kwargs):
+        for batch in batches:
+            seen.append(batch)
+            yield batch
+
+    data = {
+        "num_envs": 1,
+        "buffer_size": 1,
+        "total_env_steps": 120,
+        "replay": after(MixedReplay, batches=keep),
+    }
+    model = {"algorithm": GripperSAC, "random_env_steps": 40}
+    module, *_ = train(tmp_path, env=helped_arm, data=data, model=model)
+    assert module.updates_done == 80
+    assert len(seen) == 80
+    for batch in seen:
+        assert batch["intervened"][8:].all()  # half of 16 samples are of what somebody did
+        np.testing.assert_allclose(batch["action"][8:], np.tile([0.5, -0.5, 1.0], (8, 1)))
+    assert any(batch["penalty"][:8].min() < 0 for batch in seen)
+    assert all(batch["penalty"][8:].max() == batch["penalty"][8:].min() == 0 for batch in seen)

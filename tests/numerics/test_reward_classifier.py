@@ -273,6 +273,17 @@ def played(env, actions=(1,) * LIMIT):
     return steps
 
 
+def test_success_is_rewarded_and_ends_the_episode(trained):
+    steps = played(RewardClassifierWrapper(gymnasium.make("Walk-v0"), trained, success_reward=2.5))
+    rewards, terminated, truncated, infos = zip(*steps, strict=True)
+    assert rewards == (0.0,) * (GOAL - 1) + (2.5,), "that of the env is dropped"
+    assert terminated == (False,) * (GOAL - 1) + (True,)
+    assert not any(truncated)
+    assert [info["success"] for info in infos] == [False] * (GOAL - 1) + [True]
+    assert infos[-1]["metrics"]["success_probability"] > 0.5
+    assert infos[-1]["metrics"]["place"] == GOAL, "what the env says stays"
+
+
 def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained):
     env = RewardClassifierWrapper(
         gymnasium.make("Walk-v0"), trained, ends_episode=False, consecutive_frames=2

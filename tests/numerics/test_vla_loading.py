@@ -82,6 +82,24 @@ def test_a_loaded_model_gives_the_same_log_prob_in_any_batch(name, head, directo
             torch.testing.assert_close(torch.cat(new), td["sample_log_prob"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_loaded_is_what_was_saved_and_it_sees_and_reads(name, directories):
+    env = make_env(4)
+    policy = policy_of(directories, name, env)
+    torch.manual_seed(0)
+    saved = load_vla_model("hf_config", config=CONFIGS[name])
+    assert_same(saved.state_dict(), policy.backbone.model.state_dict())
+    observation = env.reset(seed=0)[0]
+    with torch.no_grad():
+        slots = policy.features(TensorDict({"observation": observation}, [4])).slots
+        for key in ("rgb", "language", "proprio"):
+            other = observation.clone()
+            other[key] = other[key].roll(1, 0)
+            changed = policy.features(TensorDict({"observation": other}, [4])).slots
+            assert (changed - slots).abs().max() > 1e-4, key
+    assert policy.backbone.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
+
+
 def test_pixels_are_scaled_as_the_directory_says(directories):
     backbone = TransformersBackbone("hf", str(directories / "smolvlm"))
     picture = torch.tensor([0, 102, 255], dtype=torch.uint8).expand(1, 32, 32, 3)

@@ -1,14 +1,25 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
 import signal
+from itertools import count
 
+import gymnasium
 import pytest
 
 from lightning_rl import GRU
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import signal_at
+from tests.envs import ScriptedEnv, zeros
 from tests.helpers import assert_same_run, last, scalars, train
+from tests.messages import refused
 from tests.probes import ActionProbe, ValueProbe
+
+LIVES = count()
+
+
+def amnesiac():
+    """An env whose episodes depend on more than their seed and actions."""
+    return ScriptedEnv(observe=lambda env: zeros(env) + next(LIVES) % 20, length=7)
 
 
 def stop_and_resume(run_dir, iteration, during="on_train_batch_start", **kwargs):
@@ -103,3 +114,13 @@ def test_a_finished_run_can_be_extended(tmp_path):
     train(tmp_path / "extended", model=model)
     train(tmp_path / "extended", model=model, data=longer, ckpt_path=last(tmp_path / "extended"))
     assert_same_run(tmp_path / "whole", tmp_path / "extended")
+
+
+def test_an_env_that_cannot_be_restored_restarts_with_a_warning(tmp_path):
+    gymnasium.register("Amnesiac-v0", amnesiac)
+    try:
+        train(tmp_path, env="Amnesiac-v0", trainer={"callbacks": [signal_at(3)]})
+        with refused(UserWarning, names=("env", "episodes")):
+            train(tmp_path, env="Amnesiac-v0", ckpt_path=last(tmp_path))
+    finally:
+        del gymnasium.registry["Amnesiac-v0"]

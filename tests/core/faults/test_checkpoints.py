@@ -10,6 +10,7 @@ import torch
 from lightning_rl import GRPO, RLTrainer
 from lightning_rl.checkpoints.format import SCHEMA
 from lightning_rl.cli.app import run
+from lightning_rl.system import files
 from lightning_rl.system.errors import WriteError
 from lightning_rl.system.files import write_atomically
 from tests.helpers import (
@@ -256,6 +257,16 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     run(["fit", "--ckpt_path", str(elsewhere), "--data.total_env_steps", "128"])
 
 
+def test_a_run_without_evaluations_is_evaluated_on_request(own_directory, capsys):
+    path = last(cli_run("--trainer.limit_val_batches", "0"))
+    capsys.readouterr()
+    run(["validate", "--ckpt_path", str(path)])
+    assert_names(capsys.readouterr().out, "return")
+    assert (path.parents[1] / "evaluation.json").is_file()
+    run(["test", "--ckpt_path", str(path), "--trainer.limit_test_batches", "0"])
+    assert (path.parents[1] / "test.json").is_file()
+
+
 def test_unfinished_files_of_a_killed_run_go_at_the_next_start(tmp_path):
     train(tmp_path, data={"total_env_steps": 64})
     dead = [tmp_path / ".tmp-4194304-x", tmp_path / "checkpoints" / f".tmp-{os.getpid()}-y"]
@@ -288,3 +299,13 @@ def test_torch_save_on_a_full_disk_leaves_the_old_file_and_says_so(tmp_path):
         write_atomically(path, lambda file: torch.save({"a": torch.zeros(9999)}, Full(file)))
     assert load(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_rename_reaches_the_disk_too(tmp_path, monkeypatch):
+    calls = []
+    real = os.fsync
+    monkeypatch.setattr(
+        files.os, "fsync", lambda fd: calls.append(os.path.isdir(f"/proc/self/fd/{fd}")) or real(fd)
+    )
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert calls == [False, True]

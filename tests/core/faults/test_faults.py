@@ -24,6 +24,7 @@ from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, WriteError
+from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration
@@ -32,6 +33,13 @@ from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
+
+SHAPES = {
+    "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
+    "broadcastable shape": ("'Faulty-v0'", "observation", "[1]", "[3]"),
+    "reward shape": ("'Faulty-v0'", "reward", "[2]"),
+}
+
 
 SMALL = [
     *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -110,6 +118,13 @@ NUMBERS = {
 def faulty(how, vectorization="sync"):
     make = partial(GymnasiumEnv, id="Faulty-v0", env_kwargs={"how": how})
     return partial(make, vectorization=vectorization)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", SHAPES)
+def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
+    with refused(names=SHAPES[how]):
+        train(tmp_path / "run", env=faulty(how, vectorization))
 
 
 LATE = {
@@ -321,6 +336,30 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
 
     monkeypatch.setattr("lightning_rl.system.files.os.replace", read_only)
     assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
+
+
+def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
+    context = multiprocessing.get_context("fork")
+    barrier, chosen = context.Barrier(4), context.Queue()
+
+    def choose():
+        names = []
+        for _ in range(20):
+            barrier.wait()
+            names.append(str(new_run_dir(tmp_path, "same")))
+        barrier.wait()  # from Python 3.13 on, a forked child removes its empty directories when it ends
+        chosen.put(names)
+
+    processes = [context.Process(target=choose) for _ in range(4)]
+    for process in processes:
+        process.start()
+    names = [name for _ in processes for name in chosen.get(timeout=30)]
+    for process in processes:
+        process.join()
+    chosen.close()
+    chosen.join_thread()
+    assert len(set(names)) == 80
 
 
 def interrupt(*numbers):

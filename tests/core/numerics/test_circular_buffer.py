@@ -1,6 +1,8 @@
 import sys
 import threading
 import time
+import traceback
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +15,33 @@ from lightning_rl.rollout.contract import (
 )
 from tests.helpers import through_file
 from tests.messages import assert_names, refused
+
+
+def explode_in_the_env():
+    raise KeyError("gripper")
+
+
+def in_thread(target):
+    """Run a function in a thread; what it returns or raises lands in the list beside the thread."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(target())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def report_failure(buffer):
+    try:
+        explode_in_the_env()
+    except KeyError as error:
+        buffer.fail(error)
+
 
 N, T = 2, 3
 OBSERVATION = Dict(
@@ -159,6 +188,34 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
     assert statistics["read_steps"] == seen
     assert statistics["dropped_steps"] == N * sum(lengths) - seen
     assert overflow == "overwrite" or seen == N * sum(lengths)
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_failure_of_the_writer_reaches_the_reader_with_its_traceback(pending):
+    buffer = make(timeout_s=60.0)
+    if pending:
+        thread, outcome = in_thread(partial(read, buffer))
+        thread.join(0.05)
+        report_failure(buffer)
+        thread.join(5)
+        error = outcome[0]
+    else:
+        Writer(buffer).write()
+        report_failure(buffer)
+        with pytest.raises(WriterError) as caught:
+            read(buffer)
+        error = caught.value
+    assert isinstance(error, WriterError)
+    assert str(error) == "The collector failed: KeyError: 'gripper'"
+    assert isinstance(error.__cause__, KeyError)
+    assert "in explode_in_the_env" in "".join(traceback.format_exception(error))
+    with pytest.raises(WriterError):  # and stays so
+        read(buffer)
+    buffer.close()
+    with pytest.raises(WriterError):
+        read(buffer)
+    with pytest.raises(BufferClosed):
+        buffer.begin_write()
 
 
 def test_the_first_failure_counts_and_a_stopped_writer_is_none():

@@ -30,6 +30,13 @@ from tests.messages import refused
 from tests.probes import ValueProbe
 from tests.variants import after
 
+ENVS = {
+    "CartPole": lambda: GymnasiumEnv(4, "CartPole-v1"),
+    "Timed": lambda: GymnasiumEnv(4, "tests/Timed-v0"),
+    "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
+    "torch": lambda: ValueProbe(5, delay=3),
+}
+
 
 def timed():
     """Observe [noise, steps so far]; last as many steps as the seed decides, pay 1 for each, and succeed if even."""
@@ -101,6 +108,16 @@ def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
                 observation, _ = plain.reset()
                 endings += 1
     assert endings >= 12
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_stored_log_prob_is_that_of_the_stored_action(name):
+    collector = collector_of(ENVS[name]())
+    for _ in range(2):
+        transitions = collector.collect()[:, :-1].reshape(-1)
+        log_prob = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
+        torch.testing.assert_close(log_prob, transitions["sample_log_prob"], rtol=0, atol=1e-5)
+        assert transitions["sample_log_prob"].unique().numel() > 1
 
 
 def add_dropout(policy, result, *args, **kwargs):

@@ -1,5 +1,7 @@
 """The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
 
+import multiprocessing
+
 import gymnasium
 import numpy as np
 import pytest
@@ -13,8 +15,23 @@ from lightning_rl.rollout.contract import map_tree
 from tests.envs import ScriptedEnv, ScriptedVector, Walk, draw
 from tests.helpers import assert_same, through_file
 from tests.messages import refused
-from tests.probes import ValueProbe
+from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.variants import concrete
+
+
+def walk(num_envs, max_episode_steps=4):
+    """Walk along a line from a random start; fail beyond ±2."""
+    return Walk(num_envs, max_episode_steps, edge=2.0, width=3.0)
+
+
+TORCH_ENVS = {
+    "walk": (walk, Box(-1, 1, (1,))),
+    "time limit": (TimeLimitProbe, Discrete(2)),
+    "value": (lambda n: ValueProbe(n, delay=3), Discrete(2)),
+    "action": (ActionProbe, Discrete(2)),
+    "continuous": (lambda n: ActionProbe(n, continuous=True), Box(-1, 1, (1,))),
+}
+
 
 TREE = Dict(
     {
@@ -176,6 +193,30 @@ def test_final_observations_of_an_env_that_reuses_its_array():
     assert final[:, 0].tolist() == [4.0, 4.0]
 
 
+def test_async_equals_sync_and_leaves_no_process_behind():
+    before = {process.pid for process in multiprocessing.active_children()}
+    actions = random_actions(TREE_ACTION, 40, 2)
+    results = []
+    for vectorization in ("sync", "async"):
+        env = GymnasiumEnv(2, "Tree-v0", vectorization=vectorization)
+        first = plain(env.reset(seed=5)[0])
+        results.append((first, play(env, actions)))
+        workers = [p for p in multiprocessing.active_children() if p.pid not in before]
+        assert len(workers) == (2 if vectorization == "async" else 0)
+        env.close()
+        env.close()
+        assert not any(process.is_alive() for process in workers)
+    (first, sync), (other, parallel) = results
+    assert_same(first, other)
+    finals = 0
+    for a, b in zip(sync, parallel, strict=True):
+        assert_same(list(a[:4]), list(b[:4]))
+        for i in (a[2] | a[3]).nonzero().flatten().tolist():
+            assert_same(row(a[4], i), row(b[4], i))
+            finals += 1
+    assert finals > 2
+
+
 def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
     with refused(names=("'CartPole-v1'", "NEXT_STEP", "vectorization: sync or async")):
         GymnasiumEnv(2, "CartPole-v1", vectorization="vector_entry_point")
@@ -321,6 +362,13 @@ def test_a_start_depends_on_its_seed_alone(make):
     assert torch.equal(plain(make(3).reset(seed=7)[0]), plain(make(3).reset(seed=[7, 8, 9])[0]))
 
 
+def test_starts_differ_between_envs_and_episodes():
+    env = walk(3, max_episode_steps=1)
+    first = plain(env.reset(seed=0)[0])
+    starts = torch.stack([first, *(step[0] for step in play(env, torch.zeros(20, 3, 1)))])
+    assert len(starts.unique()) == 63
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -332,6 +380,19 @@ def test_a_start_depends_on_its_seed_alone(make):
 def test_a_torch_env_refuses_what_makes_no_sense(make, message):
     with refused(names=message):
         make()
+
+
+@pytest.mark.parametrize("name", TORCH_ENVS)
+def test_a_torch_env_goes_on_exactly(name):
+    make, space = TORCH_ENVS[name]
+    env, other = make(3), make(3)
+    env.reset(seed=0)
+    actions = random_actions(space, 40, 3)
+    before = play(env, actions[:13])
+    state = through_file(env.state_dict())
+    other.reset(seed=99)
+    assert_same(plain(other.load_state_dict(state)), before[-1][0])
+    assert_same(play(other, actions[13:]), play(env, actions[13:]))
 
 
 def test_a_wrapper_answers_as_the_env_in_it():

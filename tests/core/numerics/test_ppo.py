@@ -10,6 +10,7 @@ from lightning_rl.functional import ratio
 from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.messages import refused
+from tests.probes import TimeLimitProbe
 from tests.variants import after, before
 
 
@@ -169,3 +170,19 @@ def test_the_adaptive_rate_stands_still_while_the_actor_does(
 def test_a_batch_larger_than_the_rollout_is_refused_before_training(tmp_path):
     with refused(names=("model.batch_size=65", "data.num_envs * data.buffer_size = 64")):
         train(tmp_path, model={"batch_size": 65})
+
+
+def test_time_limits_reach_the_targets(tmp_path):
+    """The return of a truncated step bootstraps from the final observation, which the env made."""
+    targets = {}
+
+    def look(module, result, rollout):
+        transitions = rollout[:, :-1]
+        cut = transitions["truncated"]
+        targets["got"] = transitions["return"][cut]
+        # all observations of this probe are alike, so are their values
+        targets["expected"] = 1.0 + module.gamma * transitions["value"][cut]
+
+    train(tmp_path, env=TimeLimitProbe, model={"algorithm": after(PPO, add_advantages=look)})
+    assert len(targets["got"]) > 0
+    torch.testing.assert_close(targets["got"], targets["expected"])

@@ -127,6 +127,35 @@ def consume(collector, policy, rollouts, delay=lambda: None):
     return seen
 
 
+@pytest.mark.parametrize("schedules", [160, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_schedules_keep_bound_order_and_versions(schedules):
+    lags, swaps, before = {0: set(), 1: set(), 2: set(), 3: set()}, 0, threading.active_count()
+    for seed in range(schedules):
+        staleness, steps, rollouts = seed % 4, 2, 6
+        env, policy = Counting(Delay(seed)), WeightPolicy(Delay(seed + 1))
+        collector = make_collector(
+            AsyncCollector, env, policy, steps, seed, max_staleness=staleness, timeout_s=20
+        )
+        try:
+            seen = consume(collector, policy, rollouts, Delay(seed + 2, worst_ms=2.0))
+            counters = collector._buffer.statistics()
+        finally:
+            collector.close()
+        assert max(seen["lags"]) <= staleness, seed
+        assert seen["steps"] == list(range(steps * rollouts)), "once each, in order, none lost"
+        assert seen["actions"] == [[version] * 2 for version in seen["versions"]], seed
+        assert seen["log_probs"] == [-version for version in seen["versions"]], seed
+        assert seen["versions"] == sorted(seen["versions"]), seed
+        assert counters["read_steps"] == steps * rollouts
+        assert counters["dropped_steps"] == 0
+        lags[staleness] |= set(seen["lags"])
+        pairs = zip(seen["versions"][::2], seen["versions"][1::2], strict=True)
+        swaps += sum(a != b for a, b in pairs)
+    assert all(lags[bound] == set(range(bound + 1)) for bound in lags), "every lag has occurred"
+    assert swaps > 20, "weights were swapped in the middle of many a rollout"
+    assert threading.active_count() <= before
+
+
 class VersionActor(ActorOnly):
     """A linear policy whose mean is twice its version: once by a weight, once by a bias."""
 
