@@ -38,7 +38,7 @@ NOT_NAMED = {
 """By test file, extensions that it needs without naming them."""
 
 OF_ALL = {
-    *("test_commands", "test_first_check", "test_first_hour", "test_left_out"),
+    *("test_commands", "test_configs", "test_first_check", "test_first_hour", "test_left_out"),
     *("test_locks", "test_messages", "test_pages", "test_renamed", "test_texts"),
 }
 """Test files about all configs, classes, commands or pages, for which nothing can be left out."""
