@@ -33,6 +33,13 @@ from tests.helpers import (
 )
 from tests.messages import assert_names, refused
 
+
+def new_process(*arguments):
+    """Run the command from the start of the interpreter; `rl_cli` does without that, which takes seconds."""
+    command = [sys.executable, "-m", "lightning_rl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = ["--config", "ppo.yaml", *SMALL_RUN]
 error_of = partial(helpers.error_of, alone=True)
@@ -506,6 +513,16 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
     assert outcome.returncode == 0, outcome.stderr
     assert_same_run(whole, part)
     assert "train/actor" in scalars(part)
+
+
+def test_help_is_answered_at_once_and_without_torch():
+    assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
+    check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], capture_output=True, check=True)
+    assert new_process("--version").stdout.startswith("lightning-rl ")
+    wrong = new_process("fti")
+    assert wrong.returncode == 2
+    assert_names(wrong.stderr, "fti", "fit")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -60,6 +60,14 @@ def test_a_table_has_each_task_each_suite_and_all(policy, capsys):
     assert_names(capsys.readouterr().out, "all", "gymnasium", gymnasium.__version__)
 
 
+@pytest.mark.parametrize("options", [(), ("--data.eval_deterministic", "false")])
+def test_a_second_run_gives_equal_bits(policy, options):
+    _, lines, path = judge(policy, *options)
+    path.with_suffix(".jsonl").unlink()
+    assert judge(policy, *options)[1] == lines
+    assert len({json.loads(line)["trace"] for line in lines}) == 3
+
+
 FEW = ("--data.num_envs", "2", "--data.buffer_size", "8", "--data.total_env_steps", "16")
 NEIGHBOURS = {
     "ppo_lstm_cart_pole.yaml": ("--data.total_env_steps", "64"),

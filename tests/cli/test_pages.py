@@ -98,6 +98,33 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
+def test_readme_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_two_commands_stand_within_the_first_fifteen_lines():
+    head = README.splitlines()[:15]
+    assert "pip install -c constraints.txt -e . && rl-cli fit --config configs/ppo.yaml" in head
+    assert "pip install -c constraints.txt -e '.[dev]' && pytest" in head
+
+
+def test_ci_installs_and_tests_as_the_readme_says():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"^pip install .*-c constraints\.txt -e '\.\[dev\]'$", script, re.M)
+    assert re.search(r"^pytest --ignore tests/core --junitxml ", script, re.M)
+    assert re.search(r"^PYTHONPATH=\S+ pytest tests/core --junitxml ", script, re.M)
+    assert script.rstrip().endswith('python tests/skips.py "$venv"/*.xml')
+
+
+def test_readme_shows_how_to_train_in_fourteen_lines():
+    trains, acts = (b.code for b in BLOCKS if b.page == "README.md" and b.language == "python")
+    assert len(trains.strip().splitlines()) <= 14
+    assert len(acts.strip().splitlines()) <= 8
+    assert "policy.act(observation)" in acts
+
+
 WITH_RAY = (
     *("ray ", "RAY_AUTH_MODE=token ray ", "rl-cli collect "),
     "rl-cli fit --ckpt_path last --data.collector.address ",

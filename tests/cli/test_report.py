@@ -18,6 +18,24 @@ from tests import references
 from tests.helpers import SMALL_RUN, error_of, script
 from tests.messages import assert_names
 
+LOOK = """
+<script>
+{
+const box = chart.getBoundingClientRect();
+const at = x => chart.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + x, clientY: box.top + 90}));
+at(box.width - 16);
+document.body.dataset.steps = tip.textContent;
+document.querySelector("[data-axis=seconds]").click();
+at(box.width - 16);
+document.body.dataset.seconds = tip.textContent;
+document.getElementById("each").click();
+document.body.dataset.dashed = chart.querySelectorAll("[stroke-dasharray]").length;
+document.querySelector("#legend button").click();
+document.body.dataset.paths = chart.querySelectorAll("path").length;
+}
+</script></body>"""
+
+
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
 CHROMIUM = next(filter(None, BROWSERS), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -269,6 +287,30 @@ def opened(page):
     of_pages = (e for e in events if e.get("initiator", "not an origin") != "not an origin")
     urls = [event.get("url", "file:") for event in of_pages]
     return done.stdout, messages, [u for u in urls if not u.startswith(("file:", "data:"))]
+
+
+@needs_chromium
+def test_five_seeds_open_in_a_browser_without_an_error_or_a_request():
+    make_seeds("a", count=4, steps=list(range(1000, 101_000, 1000)))
+    stopped = [1000, 2000, 3000]
+    make_run("a_20260101_000004", [1.0, 2.0, 3.0], seed=5, steps=stopped)
+    make_seeds("b", gain=2.0, clip_coef=0.3, steps=list(range(1000, 101_000, 1000)))
+    report("outputs")
+    page = Path("report.html")
+    assert page.stat().st_size < 5 * 2**20
+    page.write_text(page.read_text().replace("</body>", LOOK))
+    document, messages, requests = opened(page)
+    assert messages == []
+    assert requests == []
+    tips = {name: re.search(f'data-{name}="([^"]*)"', document)[1] for name in ("steps", "seconds")}
+    assert re.match(
+        r"100,000 env stepsclip_coef 0\.3[\d,.]+ \[[\d,.]+, [\d,.]+\], 5 of 5 runs", tips["steps"]
+    )
+    assert tips["seconds"].startswith("3.33 minutesclip_coef 0.3")
+    assert 'data-dashed="1"' in document  # where four runs of five go on
+    # of the group that is left: its band, its two lines, and those of its five runs
+    assert 'data-paths="8"' in document
+    assert "<title>Return of an episode of CartPole-v1</title>" in document
 
 
 @needs_chromium

@@ -17,6 +17,7 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     Algorithm,
+    Policy,
     PushBlocks,
     RLDataModule,
     SlowPolicy,
@@ -30,6 +31,25 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, fit_in, last, make_data, make_ppo, train, without
 from tests.messages import assert_names
 from tests.variants import variant
+
+
+class PPOOfThisFile(PPO):
+    """An algorithm of the user's, with an argument of its own."""
+
+    def __init__(self, policy: Policy, own: float = 1.0, **kwargs) -> None:
+        super().__init__(policy, **kwargs)
+        self.own = own
+
+
+def trained_by(policy_class=ActorCritic, algorithm=PPO, **settings):
+    """Train in Python, and return (the module, its run directory)."""
+    data = make_data(**BUDGET)
+    policy = policy_class(data.observation_space, data.action_space)
+    module = algorithm(policy, **{"batch_size": 32, "n_epochs": 1} | settings)
+    trainer = fit_in("outputs/run_20260101_000000", module, data)
+    assert module.env_steps == 128
+    return module, trainer.run_dir
+
 
 BUDGET = {"total_env_steps": 128}
 
@@ -82,6 +102,17 @@ def test_arguments_of_the_caller_count(trained):
     assert found.learning_rate == 0.5
     message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
     assert_names(message, "policy.ckpt", "learning_rate", "-1.0")
+
+
+def test_an_algorithm_of_the_users_own_needs_trust():
+    _, run_dir = trained_by(algorithm=PPOOfThisFile, own=0.25)
+    name = "tests.faults.test_loading.PPOOfThisFile"
+    for cls in (PPOOfThisFile, Algorithm):
+        message = refusal(cls, run_dir)
+        assert_names(message, f"'{name}'", "model.class_path", "Algorithm")
+    found = PPOOfThisFile.load_from_checkpoint(run_dir, trust_code=True)
+    assert (type(found), found.own) == (PPOOfThisFile, 0.25)
+    assert type(PPO.load_from_checkpoint(run_dir, trust_code=True)) is PPOOfThisFile
 
 
 def test_what_no_configuration_holds_is_named_and_can_be_given():

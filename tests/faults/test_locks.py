@@ -198,6 +198,14 @@ def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, pl
     )
 
 
+@pytest.mark.parametrize("path", ["gymnasium.wrappers.RecordVideo"])
+def test_a_class_that_writes_is_refused(path, place):
+    _, outside = place
+    value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
+    with refused(names=("policy.ckpt", "wrappers.0.class_path", "--trust_code true")):
+        checked_config(placed("wrappers", value), Path("policy.ckpt"))
+
+
 OUTSIDE = {
     "ModelCheckpoint": (
         *("callbacks", "lightning.pytorch.callbacks"),
@@ -429,3 +437,10 @@ def test_a_model_loads_no_code_from_a_hub():
             checked_config(placed("backbone", backbone), Path("policy.ckpt"))
     config["attn_implementation"] = "sdpa"
     checked_config(placed("backbone", backbone), Path("policy.ckpt"))
+
+
+@pytest.mark.parametrize("name", ["my_vla.MyVLA", "my-vla.MyVLA", "lightning_rl.TinyVLA"])
+def test_no_checkpoint_names_the_class_of_a_model(name):
+    policy = {"class_path": "lightning_rl.CustomVLA", "init_args": {"model_class": name}}
+    with refused(names=("model_class", "model.init_args.policy", "--trust_code true")):
+        checked_config(placed("policy", policy), Path("policy.ckpt"))

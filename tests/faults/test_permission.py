@@ -80,3 +80,19 @@ def test_nor_does_it_run_or_is_downloaded_in_python(directory, trained):
         PPO.load_from_checkpoint("policy.ckpt")
     assert str(refusal.value).endswith(IN_PYTHON.format("allow_download"))
     assert not Path("ran").exists()
+
+
+def test_nothing_is_downloaded(trained, elsewhere, capsys):
+    pytest.importorskip("transformers")
+    forge(trained, path="someone/model", allow_download=True, **MEANS)
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt"])
+    assert SETS.format("allow_download") in capsys.readouterr().err
+
+
+def test_whoever_trusts_the_checkpoint_allows_it(directory, trained, capsys):
+    """It gets as far as the code, which brings no weights."""
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt", "--trust_code", "true"])
+    assert Path("ran").exists()

@@ -36,7 +36,7 @@ from lightning_rl.deploy.loading import load_trained
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.flow import FlowHead
-from lightning_rl.functional import interpolate
+from lightning_rl.functional import flow_transition, interpolate
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP
@@ -73,6 +73,19 @@ def make_policy(make=DOORS, cls=flow_policy, **kwargs):
 
 def observed(num_envs, make=DOORS):
     return TensorDict({"observation": make(num_envs).reset(seed=0)[0]}, [num_envs])
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_stochastic_step_is_that_of_the_reference(steps):
+    generator = torch.Generator().manual_seed(1)
+    x, velocity = torch.randn(2, 32, 5, generator=generator, dtype=torch.float64)
+    t = 1.0 - torch.randint(steps, (32,), generator=generator).double() / steps
+    mean, std = flow_transition(x, velocity, t, step_size=1 / steps, noise_level=0.7)
+    expected = references.stochastic_flow_step(
+        x.numpy(), velocity.numpy(), t.numpy(), 1 / steps, 0.7
+    )
+    torch.testing.assert_close(mean, torch.as_tensor(expected[0]))
+    torch.testing.assert_close(std.squeeze(1), torch.as_tensor(expected[1]))
 
 
 class Straight(nn.Module):

@@ -28,6 +28,12 @@ def draw_thousand(gain, loss, pairs):
     return generator.multinomial(pairs, [gain, loss, 1 - gain - loss], 1_000)[:, :2].tolist()
 
 
+@pytest.mark.parametrize(("pairs", "apart"), [(20, 0.4), (50, 0.1), (50, 0.5)])
+def test_equal_policies_are_called_different_in_at_most_one_comparison_of_twenty(pairs, apart):
+    draws = draw_thousand(apart / 2, apart / 2, pairs)
+    assert np.mean([mcnemar(*draw) <= 0.05 for draw in draws]) <= 0.05
+
+
 @pytest.mark.parametrize(("gain", "loss"), [(0.1, 0.1), (0.25, 0.1)])
 def test_the_interval_covers_the_difference(gain, loss):
     draws = draw_thousand(gain, loss, 50)

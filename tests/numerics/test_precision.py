@@ -23,6 +23,7 @@ from lightning_rl.algorithms.checks import check_trainer
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
+from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from tests.helpers import assert_same_run, fit_in, last, train
 from tests.messages import refused
@@ -153,3 +154,12 @@ def test_resume_is_exact(crossq, tmp_path):
 def test_other_precisions_are_refused(tmp_path):
     with refused(names=("trainer.precision bf16-true", "rollouts", "32-true or bf16-mixed")):
         train(tmp_path, trainer={"precision": "bf16-true"})
+
+
+@pytest.mark.filterwarnings("error")
+def test_rms_norm_reads_bfloat16_next_to_float32_weights():
+    network = mlp(3, (16, 16), 2, normalization="rms", network="residual")
+    x = torch.randn(5, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network(x)
+    torch.testing.assert_close(rounded.float(), network(x), atol=0.03, rtol=0.03)

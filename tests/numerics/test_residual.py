@@ -35,6 +35,17 @@ def seen(count=64):
     return TensorDict({"observation": 3.0 * torch.randn(count, 4)}, [count])
 
 
+def test_without_a_correction_it_acts_as_its_base():
+    policy, td = make(), seen()
+    wanted = policy.base.get_action(td.clone(), deterministic=True)["action"]
+    low, high = (torch.as_tensor(bound) for bound in (ACTION.low, ACTION.high))
+    found = policy.get_action(td.clone(), deterministic=True)["action"]
+    assert torch.equal(found, wanted.clamp(low, high))
+    assert found.unique(dim=0).shape[0] > 32
+    # Also the log standard deviations, which are outputs of the same layer.
+    assert not policy.actor[-1].bias.any()
+
+
 @pytest.mark.parametrize("scale", [0.1, 2.0])
 def test_a_correction_stays_within_its_scale_and_actions_within_their_bounds(scale):
     policy, td = make(scale=scale), seen(512)

@@ -6,11 +6,31 @@ import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import GRU, PPO, ActorCritic, SymmetricPPO
+from lightning_rl import GRU, PPO, ActorCritic, Quadruped, SymmetricPPO
 from lightning_rl.extend.spaces import named
+from lightning_rl.extensions.algorithms.symmetry import Mirror
 from tests.core.numerics.test_sac import actor_layers
 from tests.messages import refused
 from tests.q_references import forward
+
+PRIVILEGED = {"velocity": [1, -1, 1], "height": [1], "physics": [1, 1]}
+
+
+SIDE = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0])
+
+
+LEGS = {"hip_1": "-hip_4", "ankle_1": "ankle_4", "hip_2": "-hip_3", "ankle_2": "ankle_3"}
+
+
+MEASURED = {
+    "action": "joints",  # terms go by name, in any order
+    "command": [1, -1, -1],
+    "turn_rate": [-1, 1, -1],
+    "gravity": [1, -1, 1],
+    "joint_offsets": "joints",
+    "joint_speeds": "joints",
+}
+
 
 JOINTS = {"left": "-right", "tail": "tail"}
 TERMS = {"speed": [1, -1], "angles": "joints"}
@@ -80,6 +100,38 @@ def test_the_mirror_loss_is_that_of_float64_and_moves_the_mirrored_side_alone():
     # A gradient through the mirrored actions, too, would be another one for left and right.
     expected = 0.7 * 2 * error.mean(0) / 3
     np.testing.assert_allclose(added.split(sizes)[place].numpy(), expected, atol=1e-6)
+
+
+def test_a_mirrored_quadruped_moves_as_its_image():
+    """From mirrored states, mirrored actions lead to mirrored observations and the same rewards."""
+    env = Quadruped(2, events=dict.fromkeys(("pose", "friction", "load", "command", "push")))
+    walker = ActorCritic(env.single_observation_space, env.single_action_space)
+    mirror = Mirror(walker, LEGS, {"proprioception": MEASURED, "privileged": PRIVILEGED})
+    env.reset(seed=3)
+    generator = torch.Generator().manual_seed(1)
+    state = env.state.clone()
+    turn = torch.tensor([0.99, 0.05, -0.04, 0.12])
+    turn /= turn.norm()
+    speeds, legs = torch.randn(6, generator=generator), torch.randn(2, 8, generator=generator) * 0.1
+    state["qpos"][0, :7] = torch.cat((torch.tensor([0.0, 0.1, 0.7]), turn))
+    state["qpos"][1, :7] = torch.cat((torch.tensor([0.0, -0.1, 0.7]), turn * SIDE[[3, 4, 5, 6]]))
+    state["qpos"][0, 7:] += legs[0]
+    state["qpos"][1, 7:] = mirror.action(state["qpos"][0, 7:])
+    state["qvel"][0] = torch.cat((speeds, legs[1]))
+    state["qvel"][1] = torch.cat((speeds * SIDE[[0, 1, 2, 4, 5, 6]], mirror.action(legs[1])))
+    state["command"][0] = torch.tensor([0.5, 0.3, -0.4])
+    state["command"][1] = torch.tensor([0.5, -0.3, 0.4])
+    env.state = state
+    for _ in range(6):
+        action = torch.rand(1, 8, generator=generator) * 2 - 1
+        observation, reward, *_ = env.step(torch.cat((action, mirror.action(action))))
+        image = mirror(TensorDict({"observation": observation, "action": action.expand(2, 8)}, [2]))
+        for key, value in observation.items():
+            torch.testing.assert_close(image["observation", key][0], value[1], atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(reward[0], reward[1], atol=2e-3, rtol=1e-3)
+    assert (
+        image["observation", "proprioception"][0] - observation["proprioception"][0]
+    ).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(

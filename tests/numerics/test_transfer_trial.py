@@ -90,6 +90,25 @@ def test_a_planted_fault_is_cured_by_the_candidate_of_its_name(files, tmp_path, 
     assert None not in changes.values()
 
 
+def test_a_trial_of_the_env_as_it_is_follows_a_plain_loop(files, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(trial, "PUSH", 0.0)
+    tried = a_trial(delay=1)
+    (finding,) = tried.play([("", tried.base)], [5], 0.3)
+    env = robot(1, delay=1)
+    acting = policy(env)
+    observation, _ = env.reset(seed=[5])
+    total, lived = 0.0, 0.0
+    for _ in range(15):
+        td = trial.TensorDict({"observation": observation}, [1])
+        action = acting.get_action(td, deterministic=True)["action"]
+        observation, reward, terminated, _, _ = env.step(action)
+        if terminated.any():
+            break
+        total, lived = total + 0.02 * float(reward), lived + 0.02
+    assert finding.seconds == pytest.approx(lived)
+    assert finding.reward == pytest.approx(total, rel=1e-4)
+
+
 def test_an_action_takes_effect_after_the_delay(files):  # noqa: F811
     late, prompt = robot(2, delay=2), robot(2)
     late.reset(seed=3), prompt.reset(seed=3)

@@ -8,7 +8,7 @@ from itertools import count
 import torch
 
 from lightning_rl.training.callbacks import AtomicCheckpointIO
-from tests.helpers import load
+from tests.helpers import last, load, train
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
@@ -31,3 +31,9 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
         assert writer.exitcode == -signal.SIGKILL
         content = load(path)
         assert (content["weights"] == content["number"]).all()
+
+
+def test_a_checkpoint_loads_without_unpickling_code(tmp_path):
+    train(tmp_path)
+    assert torch.load(last(tmp_path), weights_only=True)["global_step"] == 6
+    assert torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import Algorithm
+from lightning_rl import Algorithm, load_policy
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
@@ -289,3 +289,13 @@ def test_a_file_in_the_working_directory_is_no_module_for_a_checkpoint(checkpoin
     run(["validate", "--ckpt_path", "policy.ckpt"])
     assert str(Path.cwd()) not in sys.path
     assert os.getcwd() not in sys.path
+
+
+def test_a_function_in_the_place_of_a_class_is_not_called_where_it_is_trusted(trained, elsewhere):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["model"]["init_args"]["policy"] = GADGET
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    for construction in (load_policy, Algorithm.load_from_checkpoint):
+        with refused(names=("policy.ckpt", "'os.system'", "model.policy")):
+            construction("policy.ckpt", trust_code=True)
+    assert not os.path.exists("pwned")

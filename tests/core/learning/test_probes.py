@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer
 from tests.algorithms import limit_is_failure
 from tests.helpers import train
-from tests.probes import ActionProbe, TimeLimitProbe
+from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.variants import before
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
@@ -26,6 +26,20 @@ def learn(tmp_path, env, iterations, policy=None, data=None, **model):
 
 def observations(*values):
     return TensorDict({"observation": torch.tensor(values)[:, None]}, [len(values)])
+
+
+def test_the_critic_learns_the_value_of_an_observation(tmp_path):
+    module = learn(tmp_path, ValueProbe, 40, gamma=0.9)
+    value = module.policy.get_value(observations(1.0, -1.0))["value"]
+    assert value.tolist() == pytest.approx([1.0, -1.0], abs=0.1)
+
+
+def test_the_actor_learns_which_action_is_asked_for(tmp_path):
+    module = learn(tmp_path, ActionProbe, 40)
+    td = module.policy.get_action(observations(1.0, -1.0), deterministic=True)
+    assert td["action"].tolist() == [1, 0]
+    probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp()
+    assert probability.min() > 0.95
 
 
 def test_the_actor_learns_a_continuous_action(tmp_path):

@@ -139,6 +139,22 @@ def test_a_window_of_an_impossible_length_is_refused(num_steps):
         buffer.commit(num_steps)
 
 
+def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
+    buffer = make(overflow="overwrite")
+    writer = Writer(buffer)
+    writer.write()
+    held = read(buffer)
+    for num_steps in (2, 3, 1, 3, 3):
+        writer.write(num_steps)
+        check(held, first=0)
+    assert buffer.statistics()["dropped_steps"] == N * (2 + 3 + 1)
+    assert unread(buffer) == 2
+    check(read(buffer), first=T + 6)
+    check(read(buffer), first=T + 9)
+    statistics = buffer.statistics()
+    assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
+
+
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
 @pytest.mark.parametrize("slow", ["neither", "writer", "reader"])
 def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
@@ -188,6 +204,35 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
     assert statistics["read_steps"] == seen
     assert statistics["dropped_steps"] == N * sum(lengths) - seen
     assert overflow == "overwrite" or seen == N * sum(lengths)
+
+
+def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
+    buffer = make(max_staleness=0, timeout_s=0.02)
+    with refused(TimeoutError, names=("0.02 s", "begun", "3 steps of 2 envs", "timeout_s")):
+        buffer.take()
+    writer = Writer(buffer, lambda: time.sleep(0.1))
+    thread, _ = in_thread(writer.write)
+    thread.join(0.05)
+    with refused(TimeoutError, names=("0.02 s", "writing", "3 steps of 2 envs", "timeout_s")):
+        buffer.take()
+    thread.join(5)
+    check(read(buffer), first=0)
+
+
+@pytest.mark.parametrize("side", ["writer", "reader"])
+def test_close_wakes_a_waiting_side(side):
+    buffer = make(max_staleness=0, timeout_s=60.0)
+    if side == "writer":
+        writer = Writer(buffer)
+        writer.write()
+        writer.write()
+    thread, outcome = in_thread(buffer.begin_write if side == "writer" else buffer.take)
+    thread.join(0.05)
+    assert thread.is_alive()
+    buffer.close()
+    buffer.close()
+    thread.join(5)
+    assert isinstance(outcome[0], BufferClosed)
 
 
 @pytest.mark.parametrize("pending", [True, False])

@@ -158,6 +158,20 @@ def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
         b["tree"] = TensorDict({"x": torch.zeros(4, 17)}, [4, 17])
 
 
+@pytest.mark.parametrize("name", ENVS)
+def test_evaluation_in_between_changes_nothing(name):
+    def run(evaluate):
+        env = ENVS[name]()
+        collector, result = collector_of(env), []
+        for _ in range(4):
+            result.append(rollout_state(collector.collect()))
+            if evaluate:
+                run_episodes(collector.policy, ENVS[name](), [1, 2])
+        return result, collector.state_dict()
+
+    assert_same(run(True), run(False))
+
+
 @pytest.mark.parametrize(
     "make", [lambda n: GymnasiumEnv(n, "CartPole-v1"), lambda n: ValueProbe(n, delay=3)]
 )
@@ -260,6 +274,16 @@ def test_episodes_are_those_of_plain_envs(id, num_envs):
         assert (episode["length"], episode["terminated"]) == alone[1:]
         assert episode["success"] is None
     assert len({episode["return"] for episode in episodes}) > 1
+
+
+def test_evaluation_plays_the_mode_without_dropout():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    policy = make_policy(env, cls=WITH_DROPOUT)
+    expected = [
+        play_alone(policy.eval(), gymnasium.make("CartPole-v1"), seed)[1] for seed in (1, 2, 3)
+    ]
+    policy.train()
+    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == expected
 
 
 def episode(total, length, terminated=True, success=None, seed=0):

@@ -38,6 +38,18 @@ from tests.probes import MaskProbe
 from tests.q_references import DiscreteSACReference, forward, log_softmax, projected
 from tests.variants import after, variant
 
+
+def drawn(rng, samples=12):
+    """Samples whose atoms move within the support, beyond both of its ends, onto atoms exactly, and all onto one."""
+    reward = rng.normal(size=samples)
+    discount = 0.9 ** rng.integers(1, 4, samples)
+    reward[:3], discount[2:4] = (10.0, -10.0, 0.5), 0.0
+    discount[4], reward[4] = 1.0, 0.5
+    cost = rng.normal(size=samples) * (np.arange(samples) != 4)
+    probs = np.exp(log_softmax(rng.normal(size=(samples, len(ATOMS)))))
+    return reward, discount, probs, cost
+
+
 ATOMS = np.linspace(-2.0, 2.0, 9)
 
 
@@ -364,3 +376,15 @@ def test_the_first_actions_are_drawn_from_what_is_allowed(tmp_path):
     half = torch.full((8, 16), 0.5).log()
     torch.testing.assert_close(seen[0]["sample_log_prob"], half)
     assert not torch.equal(seen[1]["sample_log_prob"], half)
+
+
+def test_a_projection_is_that_of_the_reference_and_keeps_the_mass():
+    reward, discount, probs, cost = drawn(np.random.default_rng(0))
+    values = reward + discount * (ATOMS[:, None] - cost)
+    found = categorical_projection(*map(torch.as_tensor, (values, probs, ATOMS)))
+    for i in range(len(reward)):
+        np.testing.assert_allclose(found[i], projected(values[:, i], probs[i], ATOMS), atol=1e-12)
+    np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-12)
+    np.testing.assert_allclose((found[0, -1], found[1, 0]), 1.0, atol=1e-12)  # beyond an end
+    assert (found[2] != 0).sum() == 1  # terminal: the reward alone, which is an atom
+    torch.testing.assert_close(found[4, 1:-1], torch.as_tensor(probs[4, :-2]))  # moved by one atom

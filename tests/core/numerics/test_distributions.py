@@ -9,6 +9,12 @@ from torch import distributions as reference
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from tests.helpers import draw_from
 
+
+def named(name):
+    space, squash = SPACES[name]
+    return space, make(space, squash)
+
+
 SAMPLES = 100_000
 LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([2.0, 3.0, 0.75], np.float32)
 LOG_STD = [-0.9, 0.1, 0.6]
@@ -76,6 +82,20 @@ def squashed_entropy(mean, log_std):
 
 def assert_equal(actual, expected, tolerance=1e-5):
     torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "gaussian matrix"])
+@pytest.mark.parametrize("batch", [(50,), (5, 7)])
+def test_gaussian_log_prob_and_entropy(name, batch):
+    space, distribution = named(name)
+    mean = random_output(distribution, *batch)
+    action = mean + 2 * random_output(distribution, *batch)
+    log_prob, entropy = distribution.log_prob_and_entropy(
+        mean, {"action": action.unflatten(-1, space.shape)}
+    )
+    assert log_prob.shape == entropy.shape == batch
+    assert_equal(log_prob, normal(mean).log_prob(action.double()).sum(-1))
+    assert_equal(entropy, normal(mean).entropy().sum(-1))
 
 
 def test_rescaled_log_prob_and_entropy_are_those_of_the_action():
@@ -147,6 +167,39 @@ def test_multi_discrete_log_prob_and_entropy(space, sizes):
         log_prob, sum(row.log_prob(a) for row, a in zip(rows, action.unbind(-1), strict=True))
     )
     assert_equal(entropy, sum(row.entropy() for row in rows))
+
+
+def test_discrete_log_prob_and_entropy():
+    distribution = make(Discrete(4))
+    output, action = random_output(distribution, 50), torch.arange(50) % 4
+    log_prob, entropy = distribution.log_prob_and_entropy(output, {"action": action})
+    assert_equal(log_prob, categoricals(output, [4])[0].log_prob(action))
+    assert_equal(entropy, categoricals(output, [4])[0].entropy())
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_gradients_of_the_log_prob(name):
+    space, distribution = named(name)
+    output = random_output(distribution, 20).requires_grad_()
+    sample = draw_from(distribution, output.detach(), generator(3))
+    distribution.log_prob_and_entropy(output, {k: v.detach() for k, v in sample.items()})[
+        0
+    ].sum().backward()
+    exact = output.detach().double().requires_grad_()
+    if isinstance(space, Box):
+        log_std = distribution.log_std.detach().double().requires_grad_()
+        (u,) = [sample[key] for key in distribution.extra_fields] or [sample["action"].flatten(1)]
+        u = u.detach().double()
+        reference.Normal(exact, log_std.exp()).log_prob(u).sum().backward()
+        assert_equal(distribution.log_std.grad, log_std.grad, 1e-4)
+    else:
+        sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else [int(space.n)]
+        actions = sample["action"].reshape(20, -1).unbind(-1)
+        sum(
+            row.log_prob(a).sum()
+            for row, a in zip(categoricals(exact, sizes), actions, strict=True)
+        ).backward()
+    assert_equal(output.grad, exact.grad, 1e-4)
 
 
 def assert_frequency(happened, probability):

@@ -100,6 +100,23 @@ def update_repeatedly(*, compile, optimizer=None):
     return module, optimizer, update, minibatch
 
 
+def test_adam_in_the_graph_leaves_weights_state_and_scalars_as_adam_itself_does():
+    eager, eager_optimizer, eager_update, _ = update_repeatedly(compile=False)
+    compiled, compiled_optimizer, update, _ = update_repeatedly(compile=True)
+    assert count_graphs(update, "loss") == 1
+    said, expected = update.objective.statistics.close(), eager_update.objective.statistics.close()
+    for name in ("loss", "grad_norm", "entropy"):
+        assert said[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5)
+    assert expected["grad_norm"] > 1e-3
+    torch.testing.assert_close(
+        list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-5, atol=1e-6
+    )
+    states = [o.state_dict()["state"] for o in (eager_optimizer, compiled_optimizer)]
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-7)
+    eager_optimizer.load_state_dict(compiled_optimizer.state_dict())
+    compiled_optimizer.load_state_dict(eager_optimizer.state_dict())
+
+
 def test_adam_in_the_graph_counts_the_steps_of_each_parameter():
     """A parameter that a loss did not reach has made fewer steps, also for who loads the state."""
     own, traced = ([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))] for _ in range(2))

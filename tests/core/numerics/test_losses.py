@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lightning_rl.functional import (
+    approx_kl,
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
@@ -35,6 +36,18 @@ def test_clipped_value_loss_takes_the_larger_error():
     loss = clipped_value_loss(new, target, old, clip_coef=0.2)
     assert float(loss) == pytest.approx((0.9**2 + 0.8**2 + 0.9**2) / 3)
     assert float(value_loss(new, target)) == pytest.approx((0.9**2 + 0.1**2 + 0.9**2) / 3)
+
+
+def test_kl_estimators_agree_with_the_exact_divergence():
+    generator = torch.Generator().manual_seed(0)
+    mean, n = 0.3, 400_000
+    samples = torch.randn(n, generator=generator, dtype=torch.float64)
+    old = -0.5 * samples.square()
+    new = -0.5 * (samples - mean).square()
+    exact = 0.5 * mean**2  # KL(N(0,1) || N(mean,1))
+    assert float(approx_kl(new, old)) == pytest.approx(exact, rel=0.02)
+    assert float(approx_kl(old, old)) == 0.0
+    assert (torch.expm1(new - old) - (new - old)).min() >= 0
 
 
 def test_clip_fraction_counts_the_parts_that_count():

@@ -46,6 +46,17 @@ def test_the_first_ratio_of_every_update_is_one_and_the_policy_lag_zero(env, pol
     assert (module.ratios[-1][-1] - 1).abs().max() > 1e-4  # the check above can fail
 
 
+def test_a_stale_rollout_is_refused(tmp_path):
+    def another_update(module, *args):
+        """As if another one had come between collection and training."""
+        module.policy.version += 1
+
+    forgetful = before(PPO, on_train_batch_start=another_update)
+    forgetful = after(forgetful, finish_iteration=another_update)
+    with refused(RuntimeError, names=("1 updates", "0")):
+        train(tmp_path, model={"algorithm": forgetful})
+
+
 def test_global_step_counts_iterations_whatever_the_number_of_optimizer_steps(tmp_path):
     module, _, trainer = train(tmp_path, model={"target_kl": 1e-6, "n_epochs": 4})
     assert trainer.global_step == 6
@@ -65,6 +76,13 @@ def test_evaluation_leaves_the_training_alone(deterministic, tmp_path):
     a, b = load(last(tmp_path / "with")), load(last(tmp_path / "without"))
     for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule"):
         assert_same(a[key], b[key], key)
+
+
+def test_seeds_decide_everything(tmp_path):
+    runs = [train(tmp_path / str(i), seed=seed)[0] for i, seed in enumerate((1, 1, 2))]
+    weights = [run.policy.actor[0].weight for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
 
 
 def overflowing(bad, value):

@@ -20,6 +20,24 @@ from lightning_rl.rollout.contract import (
 )
 from tests.messages import refused
 
+
+def table(replay, **settings):
+    """What is drawn, by its observation: (next observation, reward, discount)."""
+    (batch,) = replay.batches(1, 200, **settings)
+    rows = zip(
+        *(batch[k].tolist() for k in ("observation", "next_observation", "reward", "discount")),
+        strict=True,
+    )
+    return {
+        observation: (following, round(reward, 4), round(discount, 4))
+        for observation, following, reward, discount in rows
+    }
+
+
+def scalar_replay(capacity):
+    return ReplayBuffer(Box(-99, 99, ()), ACTION, 1, "cpu", 1, capacity=capacity)
+
+
 VECTOR = Box(-1.0, 1.0, (3,))
 PICTURE = Box(0, 255, (4, 4, 3), np.uint8)
 NESTED = Dict({"arm": Dict({"joints": VECTOR}), "camera": PICTURE})
@@ -232,6 +250,19 @@ def fixed_rollout(
     for t, value in (finals or {}).items():
         FinalObservationWriter(rollout).write(t, torch.tensor([value]))
     return rollout
+
+
+def test_time_running_out_bootstraps_from_the_true_final_observation():
+    """And not from the reset, 10, which is the next slot's (trap 1)."""
+    replay = scalar_replay(10)
+    ends = {"truncated": [1], "terminated": [3], "finals": {1: 3.0, 3: 12.0}}
+    replay.extend(fixed_rollout([1.0, 2.0, 10.0, 11.0, 20.0], rewards=[1.0, 2.0, 3.0, 4.0], **ends))
+    assert table(replay, gamma=0.5) == {
+        1.0: (2.0, 1.0, 0.5),
+        2.0: (3.0, 2.0, 0.5),
+        10.0: (11.0, 3.0, 0.5),
+        11.0: (12.0, 4.0, 0.0),
+    }
 
 
 def test_what_comes_in_while_minibatches_are_drawn_is_refused():

@@ -162,6 +162,15 @@ def test_twenty_updates_of_td3_are_those_of_the_reference(dtype, compile, traced
     assert_follows(module, reference, TOLERANCE[dtype])
 
 
+def test_an_actor_moves_no_critic_and_leaves_no_gradient_there():
+    module = built(SAC, SquashedActorCritic, torch.float32, False)
+    before = [p.clone() for p in module.policy.critic.parameters()]
+    module.updates["actor"](tensors(drawn(np.random.default_rng(2)), torch.float32))
+    for old, parameter in zip(before, module.policy.critic.parameters(), strict=True):
+        assert torch.equal(old, parameter)
+        assert parameter.grad is None
+
+
 def test_discrete_and_unbounded_actions_are_refused():
     discrete = gymnasium.spaces.Discrete(3)
     with refused(names=("Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")):

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 import time
+import traceback
 from functools import partial
 from itertools import product, repeat
 from types import SimpleNamespace
@@ -477,6 +478,19 @@ def test_a_rollout_staler_than_promised_is_refused(tmp_path):
     eager = variant(AsyncCollector, _may_begin=lambda collector, version: True)
     with refused(RuntimeError, names=("updates", "1")):
         train(tmp_path, data={"collector": partial(eager, max_staleness=1)}, trainer=SLOW_UPDATES)
+
+
+def test_an_error_of_the_thread_comes_with_its_traceback():
+    def step(env, action):
+        raise ZeroDivisionError("the env is broken")
+
+    collector = make_collector(AsyncCollector, variant(Counting, step=step)(), WeightPolicy(), 4, 1)
+    with refused(WriterError, names="ZeroDivisionError") as caught:
+        collector.collect()
+    frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
+    assert frames[-1].name == "step"
+    assert frames[-1].filename == __file__
+    collector.close()
 
 
 SLOW_UPDATES = {"callbacks": [callback(on_train_batch_start=lambda *_: time.sleep(0.1))]}
