@@ -43,7 +43,7 @@ STEPS = [1000, 2000, 3000, 4000]
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
-def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, **settings):
+def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0, **settings):
     """Write what `rl-cli fit` writes, as far as a report reads it."""
     directory = Path("outputs", name)
     (directory / "logs").mkdir(parents=True)
@@ -63,17 +63,17 @@ def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, **settings):
     (directory / "run.json").write_text(json.dumps(manifest))
     lines = ["env_steps,train/loss,charts/SPS,eval/avg_reward"]
     for at, value in zip(steps, returns, strict=True):
-        lines += [f"{at - 500},0.1,500.0,", f"{at},0.1,500.0,{value}"]
+        lines += [f"{at - 500},0.1,{speed},", f"{at},0.1,{speed},{value}"]
     (directory / "logs" / "metrics.csv").write_text("\n".join(lines) + "\n")
     return directory
 
 
-def make_seeds(prefix, gain=1.0, **settings):
-    generator = np.random.default_rng(5 + int(10 * gain))
-    curves = np.cumsum(generator.uniform(20, 100, (5, len(STEPS))) * gain, axis=1)
+def make_seeds(prefix, count=5, gain=1.0, steps=STEPS, **settings):
+    generator = np.random.default_rng(count + int(10 * gain))
+    curves = np.cumsum(generator.uniform(20, 100, (count, len(steps))) * gain, axis=1)
     for seed, curve in enumerate(curves, 1):
         name = f"{prefix}_seed{seed}_20260101_00000{seed}"
-        make_run(name, curve.tolist(), seed, **settings)
+        make_run(name, curve.tolist(), seed, steps=steps, **settings)
     return curves
 
 

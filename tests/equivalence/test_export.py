@@ -232,7 +232,12 @@ def arm():
         observe=lambda env: env.np_random.normal(size=6),
         reward=1.0,
         terminated=lambda env: env.age == 5,
-        metadata={"control_period": 0.05},
+        metadata={
+            "control_period": 0.05,
+            "joint_names": ["hip", "knee", "ankle"],
+            "joint_stiffness": np.array([80.0, 80.0, 20.0]),
+            "joint_damping": (2.0, 2.0, np.inf),
+        },
     )
 
 

@@ -29,6 +29,7 @@ class StandIn:
         self.live = set()
         self.due = {}  # request: (time, answer)
         self.begun = []  # (rollout, version of the weights, handle)
+        self.published = Counter()
         self.starts = []
 
     def _request(self, answer):
@@ -56,6 +57,7 @@ class StandIn:
 
     def publish(self, handle, version):
         assert handle in self.live
+        self.published[version] += 1
 
     def wait_for_answers(self, requests, timeout_s):
         soonest = min((self.due[one][0] for one in requests), default=float("inf"))

@@ -50,8 +50,8 @@ def numbered(space, seed=0):
     return rollout, finals
 
 
-def write(rollout, finals):
-    writer = FinalObservationWriter(rollout)
+def write(rollout, finals, writer=None):
+    writer = writer or FinalObservationWriter(rollout)
     for t in range(T):
         writer.write(t, map_tree(lambda field, t=t: field[:, t].clone(), finals))
     writer.finish()

@@ -82,6 +82,9 @@ def at_the_second_end(env):
 ANSWERS = {
     "nan observation": {"observe": late(np.float32([0, np.nan, 0]), NOTHING)},
     "nan reward": {"reward": late(float("nan"), 0.0)},
+    "reset shape": {"observe": lambda env: NOTHING[: 3 if env.age else 2]},
+    "broadcastable shape": {"observe": lambda env: NOTHING[: 1 if env.age else 3]},
+    "reward shape": {"reward": np.zeros(2)},
     "late broadcastable shape": {"observe": late(NOTHING[:1], NOTHING)},
     "broadcastable end": {"observe": at_the_second_end},
     "late fractions": {

@@ -112,8 +112,8 @@ class WeightPolicy(ScriptedPolicy):
 
 
 def consume(collector, policy, rollouts, delay=lambda: None):
-    """Train on some rollouts; return the steps, versions, actions and lags of them all, in order."""
-    seen = {"steps": [], "versions": [], "actions": [], "lags": []}
+    """Train on some rollouts; return the steps, versions, actions, log-probs and lags of them all, in order."""
+    seen = {"steps": [], "versions": [], "actions": [], "log_probs": [], "lags": []}
     for _ in range(rollouts):
         rollout = collector.collect()
         delay()  # a torn slot would show
@@ -121,6 +121,7 @@ def consume(collector, policy, rollouts, delay=lambda: None):
         seen["steps"] += now["observation"].flatten().long().tolist()
         seen["versions"] += now["policy_version"].flatten().tolist()
         seen["actions"] += now["action"][0].tolist()
+        seen["log_probs"] += now["sample_log_prob"].flatten().tolist()
         seen["lags"].append(int(policy.version) - int(now["policy_version"].min()))
         policy.learn()
         collector.publish()
