@@ -86,15 +86,18 @@ LEARNT = {
 """What is true at the end of a page, beyond what it prints."""
 SHORTER = {
     "foreign_policy": {
-        r"\b(total_env_steps:) (2_457_600|300_000)": r"\1 64",
+        r"\b(total_env_steps:) (2_457_600|1_700_000|300_000)": r"\1 64",
+        "(total_env_steps) 100_352": r"\1 64",
+        "(total_env_steps) 1_700_000": r"\1 128",
+        "(learning_starts:) 10_240": r"\1 32",
         "(teacher_env_steps:) 100_000": r"\1 32",
         "(max_episode_steps:) 1000": r"\1 8",
         "(num_envs:) (128|64)": r"\1 2",
         "(buffer_size:) (64|32)": r"\1 16",
         "(batch_size:) (2048|1024)": r"\1 16",
         "(num_eval_episodes:?) 16": r"\1 1",
-        "(iterations_per_epoch:) 25": r"\1 2",
-        "(critic_warmup_iterations:) (20|10)": r"\1 1",
+        "(iterations_per_epoch:) 200": r"\1 1",
+        "(critic_warmup_iterations:) 20": r"\1 1",
     },
     "own_algorithm": {
         "iterations_per_epoch: 20": "iterations_per_epoch: 2",
