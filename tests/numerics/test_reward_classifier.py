@@ -28,6 +28,13 @@ from tests.envs import UNIT, ScriptedEnv
 from tests.helpers import assert_same, assert_same_run, fit_in, last, load, train, uncompiled_traces
 from tests.messages import assert_names, refused
 
+ALL_OR_NONE = {
+    1e-30: "At threshold 1e-30 100.0% of {} frames without success are false positives, and 0.0% of 2",
+    1
+    - 1e-9: "At threshold 1 0.0% of {} frames without success are false positives, and 100.0% of 2",
+}
+
+
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
 
@@ -202,6 +209,20 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, trained_model):
     table = (run_dir / "logs" / "metrics.csv").read_text().splitlines()[0]
     assert "eval/metrics/false_positive_rate" in table
     assert "eval/metrics/threshold" in table
+
+
+@pytest.mark.parametrize("threshold", ALL_OR_NONE)
+def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
+    threshold, dataset, tmp_path, caplog
+):
+    settings = {"threshold": threshold, "frames": {"iterations": 2}}
+    with caplog.at_level("INFO"):
+        model = classify(tmp_path / "run", dataset, **settings)
+    (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
+    without = int(model.evaluation["metrics"]["frames_without_success"])
+    expected = ALL_OR_NONE[threshold].format(without)
+    assert line == f"Held out: 5 episodes. {expected} frames with success are missed."
+    assert model.error_rates.tolist() == ([1, 0] if threshold < 0.5 else [0, 1])
 
 
 def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
