@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lightning_rl.extensions.judging.command import comparison
+from lightning_rl.extensions.judging.command import comparison, seed_of
 from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
 
 
@@ -56,3 +56,10 @@ def test_returns_are_compared_pair_by_pair():
     row = comparison([(episode(None, total + 0.5), episode(None, total)) for total in totals])
     assert row["differ"]
     assert row["ci95"] == pytest.approx([0.5, 0.5])
+
+
+def test_seeds_of_tasks_are_apart_and_follow_each_other():
+    assert [seed_of(0, "task_id=3", k) % 50 for k in (0, 1, 49, 50)] == [0, 1, 49, 0]
+    seeds = {seed_of(seed, task, 0) for seed in range(10) for task in ("a", "b", "task_id=3")}
+    assert len(seeds) == 30
+    assert max(seeds) < 2**31

@@ -1,6 +1,8 @@
 """Real-time chunks: formulas, acting while the old chunk executes, and training with a delay."""
 
 import math
+import threading
+import time
 from functools import partial
 
 import gymnasium
@@ -27,9 +29,11 @@ from lightning_rl import (
     load_policy,
 )
 from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.flow import normal_log_prob
+from lightning_rl.extensions.vla.policy import RealTimeActor
 from lightning_rl.extensions.vla.real_time import guidance_weight, pull, soft_mask
 from lightning_rl.functional import flow_transition
 from tests.algorithms import with_first_ratios
@@ -180,6 +184,18 @@ def test_a_chunk_begins_with_the_old_one_and_is_pulled_towards_it():
     assert torch.equal(chunk[:, 0], old[:, 2])
 
 
+@pytest.mark.parametrize("head", ["token", "gaussian"])
+def test_heads_that_cannot_be_guided_skip(head):
+    with refused(names=("real_time.method: guided", "skip")):
+        make_policy(head=head)
+    policy = make_policy(head=head, real_time=RealTime(2, 1, method="skip"))
+    td = after_a_chunk(policy)
+    chunk = policy(td.clone())
+    assert torch.equal(chunk["action"][:, 0, 0], td["state"][:, 2])
+    again = policy.evaluate_actions(chunk)["sample_log_prob"]
+    assert torch.equal(again, chunk["sample_log_prob"])
+
+
 def test_settings_that_do_not_fit_are_refused():
     for settings, names in {
         RealTime(7): ("real_time.execution_horizon", "7", "6"),
@@ -199,6 +215,49 @@ def test_settings_that_do_not_fit_are_refused():
         make_policy(real_time=RealTime(2, []))
 
 
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_thread_computes_chunks_that_continue_the_old_one_after_the_measured_delay(delay):
+    """Without a clock: the test lets each inference end after `delay` steps."""
+    policy, gate, chunks, told = (
+        make_policy(real_time=RealTime(2, 2)),
+        threading.Semaphore(1),
+        [],
+        [],
+    )
+    actor, ahead = RealTimeActor(policy, None), ChunksAhead(6, 2)
+
+    def choose(observation, running):
+        gate.acquire()
+        chunks.append(actor(observation, running))
+        return chunks[-1]
+
+    def continue_after(*told_now):
+        told.append(told_now)
+        actor.continue_after(*told_now)
+
+    act = ahead.episode(choose, continue_after=continue_after)
+    env, executed = TwoDoors(1), []
+    observation, running = env.reset(seed=0)[0], torch.ones(1, dtype=torch.bool)
+    requested = 0
+    for step in range(16):
+        if len(told) > len(chunks) and step - requested == delay:
+            gate.release()
+            while len(chunks) < len(told):  # a thread
+                time.sleep(0.001)
+            time.sleep(0.01)
+        count = len(told)
+        executed.append(act(observation, running))
+        requested = step if len(told) > count else requested
+    ahead.close()
+    age = max(2, delay + 1)  # the next inference begins a step after the last one was taken
+    assert told[0] == (0, None)
+    assert told[1] == (2, None)
+    assert set(told[2:]) == {(age, delay)}
+    for old, new, (age, _) in zip(chunks[1:], chunks[2:], told[2:], strict=False):
+        assert torch.equal(new[:, :delay], old[:, age : age + delay])
+    assert ahead.waited == 0
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_it_acts_in_inference_mode_in_which_lightning_validates(deterministic):
     policy = make_policy()
@@ -210,6 +269,19 @@ def test_it_acts_in_inference_mode_in_which_lightning_validates(deterministic):
         td = td.clone().set("action_noise", noise.clone())
         assert torch.equal(policy(td, deterministic)["next_state"], expected)
         assert torch.is_inference_mode_enabled()
+
+
+def test_what_a_person_did_is_not_continued():
+    policy = make_policy()
+    actor, td = RealTimeActor(policy, 3), observed(1)
+    running = torch.ones(1, dtype=torch.bool)
+    actor(td["observation"], running)
+    actor.continue_after(0)
+    chunk = actor(td["observation"], running)
+    generator = torch.Generator().manual_seed(3)
+    first, expected = (policy(observed(1), generator=generator)["action"] for _ in range(2))
+    assert torch.equal(chunk, expected)
+    assert not torch.equal(first, expected)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
