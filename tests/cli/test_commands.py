@@ -529,7 +529,7 @@ def test_help_is_answered_at_once_and_without_torch():
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
     process = Command("fit", *settings)
-    process.wait_for("38,400 env steps")  # the first evaluation has come
+    process.wait_for("/38,400 env steps")  # the first evaluation has come
     children = process.children()
     os.kill(process.pid, number)
     assert process.wait(60).returncode == 128 + number

@@ -16,6 +16,9 @@ STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _replaced: list[dict[int, Any]] = []
 """Former handlers by signal, one dict for each open `handle_signals`."""
 
+_came: list[list[int]] = []
+"""Signals that have come, one list for each open `interrupted_by_signals`."""
+
 
 def handle_signals(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
@@ -74,12 +77,13 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 def interrupted_by_signals() -> Iterator[list[int]]:
     """Raise KeyboardInterrupt at the first signal of `STOPS`; a second one has its default action.
 
-    Yields a list, which holds the number of the signal once it has come.
+    Yields a list, which holds the number of the signal once it has come, also to a block within.
     """
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        for numbers in _came:
+            numbers.append(number)
         for handled in _replaced[depth]:
             signal.signal(handled, signal.SIG_DFL)
         tell_from_handler(f"{signal.Signals(number).name}: stopping")
@@ -87,7 +91,9 @@ def interrupted_by_signals() -> Iterator[list[int]]:
 
     depth = len(_replaced)
     restore = handle_signals(STOPS, interrupt)
+    _came.append(came)
     try:
         yield came
     finally:
+        _came.pop()
         restore()

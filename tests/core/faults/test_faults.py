@@ -25,6 +25,7 @@ from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.runs import new_run_dir
+from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.callbacks import at_iteration
@@ -405,6 +406,14 @@ def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path
     _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [interrupt(*numbers)]})
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
+def test_a_signal_before_training_is_told_to_who_ends_the_process():
+    """`fit` is a block within the command's, which has the exit code."""
+    with interrupted_by_signals() as of_command:
+        with pytest.raises(KeyboardInterrupt), interrupted_by_signals() as of_fit:
+            signal.raise_signal(signal.SIGTERM)
+        assert of_command == of_fit == [signal.SIGTERM]
 
 
 def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeypatch):
