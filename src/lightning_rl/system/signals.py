@@ -95,5 +95,6 @@ def interrupted_by_signals() -> Iterator[list[int]]:
     try:
         yield came
     finally:
-        _came.pop()
+        # Not the last one: `fit` may run in several threads.
+        _came[:] = [numbers for numbers in _came if numbers is not came]
         restore()

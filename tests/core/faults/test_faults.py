@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,6 +415,18 @@ def test_a_signal_before_training_is_told_to_who_ends_the_process():
         with pytest.raises(KeyboardInterrupt), interrupted_by_signals() as of_fit:
             signal.raise_signal(signal.SIGTERM)
         assert of_command == of_fit == [signal.SIGTERM]
+
+
+def test_a_block_of_another_thread_may_end_first():
+    of_thread = ExitStack()
+    worker = threading.Thread(target=of_thread.enter_context, args=[interrupted_by_signals()])
+    worker.start()
+    worker.join()
+    with interrupted_by_signals() as came:
+        of_thread.close()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert came == [signal.SIGTERM]
 
 
 def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeypatch):
