@@ -283,16 +283,19 @@ def test_what_is_not_run_could_be(command, monkeypatch):
         assert all(f"== {word} " in script.read_text() for word in words[1:])
         return
 
-    def stop_there(method):
-        def parse(self, *args, **kwargs):
-            method(self, *args, **kwargs)
-            raise ParsedError
+    known = argparse.ArgumentParser.parse_known_args
 
-        return parse
+    def parse_all(self, *args, **kwargs):
+        _, unknown = known(self, *args, **kwargs)
+        assert not unknown
+        raise ParsedError
 
-    for name in ("parse_args", "parse_known_args"):
-        method = getattr(argparse.ArgumentParser, name)
-        monkeypatch.setattr(argparse.ArgumentParser, name, stop_there(method))
+    def parse_some(self, *args, **kwargs):
+        known(self, *args, **kwargs)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_all)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_some)
     with pytest.raises(ParsedError):
         as_script(*words)
 
