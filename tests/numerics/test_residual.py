@@ -18,6 +18,7 @@ from lightning_rl import (
     ResidualActorCritic,
     SquashedActorCritic,
 )
+from lightning_rl.extensions.export.graph import ActingGraph, ports_of
 from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
@@ -78,6 +79,24 @@ def test_actor_and_critics_read_the_bases_action_and_the_base_its_own_keys():
     moved = TensorDict({"observation": tree.clone().set("far", torch.randn(5, 3))}, [5])
     assert not torch.equal(policy.actor_features(moved)[:, -3:], features[:, -3:])
     assert torch.equal(policy.actor_features(moved)[:, :2], features[:, :2])
+
+
+@pytest.mark.parametrize("cls", [ResidualActorCritic, GaussianResidualActorCritic])
+def test_what_only_the_bases_critic_reads_is_not_needed_to_act(cls):
+    """As on a robot, or in a graph: its simulator's state is not there."""
+    bodies = {"joints": Box(-1, 1, (4,)), "true_state": Box(-1, 1, (2,))}
+    asymmetric = partial(BASE, actor_keys=["joints"], critic_keys=["joints", "true_state"])
+    trained = asymmetric(Dict(bodies), ACTION)
+    sensors = Dict({"joints": bodies["joints"]})
+    policy = cls(sensors, ACTION, base=lambda *spaces: trained, hidden_sizes=(16,))
+    assert policy.acting_space == sensors
+    observation = {"joints": torch.randn(5, 4)}
+    td = TensorDict({"observation": TensorDict(observation, [5])}, [5])
+    alone = trained.get_action(td.clone(), deterministic=True)["action"]
+    action = policy.get_action(td.clone(), deterministic=True)["action"]
+    torch.testing.assert_close(policy.unit(action), policy.unit(alone).clamp(-1, 1))
+    graph = ActingGraph(policy, ports_of(policy))
+    assert graph({"observation.joints": torch.zeros(2, 4)})["action"].shape == (2, *ACTION.shape)
 
 
 def settings(**model):

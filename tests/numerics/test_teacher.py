@@ -154,6 +154,14 @@ def test_each_row_is_told_by_the_teacher_that_the_observation_names():
             Teacher(policies, ActorOnly(space, ACTION), key=key)
 
 
+def test_what_only_a_teachers_critic_reads_may_be_missing():
+    keys = {"actor_keys": ["place"], "critic_keys": ["place", "wind"]}
+    policy = ActorCritic(SPACE, ACTION, (8,), **keys)
+    teacher = Teacher([policy], ActorOnly(Dict({"place": PLACE}), ACTION))
+    seen = TensorDict({"place": torch.randn(3, 1)}, [3])
+    assert teacher.actions(seen).shape == (3, *ACTION.shape)
+
+
 def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(remembering, tmp_path):
     """Episodes of 20 steps in rollouts of 15: a memory lasts over rollouts, and ends with its episode."""
     model = teach(tmp_path, remembering, SPY, data={"buffer_size": 15}, iterations=4)

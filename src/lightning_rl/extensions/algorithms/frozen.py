@@ -40,9 +40,10 @@ def frozen_policy(
             "A base policy is needed: give either checkpoint, a file or a run directory, or base, "
             "{class_path: ..., init_args: ...}."
         )
+    # What only the base's critic reads may be missing: the base does not train.
     require(
-        fits(base.observation_space, observation_space) and base.action_space == action_space,
-        f"The base policy reads observations {base.observation_space} and acts in "
+        fits(base.acting_space, observation_space) and base.action_space == action_space,
+        f"The base policy reads observations {base.acting_space} and acts in "
         f"{base.action_space}; data.env has {observation_space} and {action_space}: give it the "
         "env that the base policy was trained in, chunks included.",
     )

@@ -81,7 +81,7 @@ class Correction(PerceptronPolicy):
     @torch.no_grad()
     def base_action(self, td: TensorDict) -> Tensor:
         """Return the base's actions, in [-1, 1] [B, A], for the observations [B] in `td`."""
-        observed = part_for(self.base.observation_space, td.get("observation"))
+        observed = part_for(self.base.acting_space, td.get("observation"))
         acted = TensorDict({"observation": observed}, td.batch_size)
         action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
         # The base may act beyond the bounds, where the env would clip.

@@ -94,7 +94,7 @@ class Teacher:
     def _act(self, observation: Any, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         actions, next_memory = [], {}
         for number, policy in enumerate(self.policies):
-            read, name = part_for(policy.observation_space, observation), f"teacher{number}"
+            read, name = part_for(policy.acting_space, observation), f"teacher{number}"
             td = TensorDict({"observation": read}, [len(read)]).to(policy.version.device)
             if policy.is_recurrent:
                 first = policy.first_state(len(read))["state"]
@@ -134,7 +134,7 @@ def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
 
 
 def _check_teacher(policy: Policy, student: Policy, env_steps: int) -> None:
-    teacher_space = policy.observation_space
+    teacher_space = policy.acting_space
     require(
         env_steps == 0 or not policy.is_recurrent,
         f"teacher_env_steps is {env_steps}, but the teacher is a {type(policy).__name__} with a "
