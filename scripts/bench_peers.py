@@ -17,8 +17,8 @@ later ones (`second start`). JAX has no cache by default. `compiling` is the fir
 start of a run that compiles nothing. These are CPU seconds, and W4 counts env steps per CPU second
 as well, because other processes share the core.
 
-Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats; a
-ratio compares two runs of one repeat) and `results.png`, which needs matplotlib.
+Writes `results.json` (every run) and `results.md` (a table per workload, medians over the repeats;
+a ratio compares two runs of one repeat).
 """
 
 import argparse
@@ -68,8 +68,6 @@ REQUIREMENTS: dict[str, list[str]] = {
     "stable-baselines3": ["stable-baselines3==2.9.2", GYMNASIUM],
     "sbx": ["sbx-rl==0.28.0", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", GYMNASIUM],
     "rsl_rl": ["rsl-rl-lib==5.5.1"],
-    "skrl": ["skrl==2.1.1", GYMNASIUM],
-    "sheeprl": ["sheeprl==0.8.4", GYMNASIUM],
     "torchrl": ["torchrl==0.14.1", GYMNASIUM],
     "rejax": [
         *("rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8"),
@@ -118,9 +116,6 @@ LIBRARIES = {
     "stable-baselines3": Library("stable-baselines3", "sb3.py", CLASSIC),
     "rsl_rl": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",)),
     "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), ("--compile",)),
-    "skrl": Library("skrl", "skrl_ppo.py", ON_POLICY),
-    "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
-    "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, ("--compile",)),
     "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
     "sac": Library(OURS, "ours.py", OFF_POLICY),
     "sac-compiled": Library(OURS, "ours.py", OFF_POLICY, ("--compile",)),
@@ -154,7 +149,6 @@ def main() -> None:
                 (args.output / "results.json").write_text(json.dumps(report, indent=1))
         text = as_markdown(report)
         (args.output / "results.md").write_text(text)
-        draw(runs, args.output / "results.png")
     print(text)
 
 
@@ -351,33 +345,6 @@ def ratio(rows: list[dict[str, Any]], name: str, reference: str, field: str) -> 
             by_repeat.setdefault(row["repeat"], {})[row["name"]] = row[field]
     pairs = [row for row in by_repeat.values() if name in row and reference in row]
     return statistics.median(p[name] / p[reference] for p in pairs) if pairs else None
-
-
-def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{path.name} was not drawn: pip install matplotlib in {sys.executable}")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    keys = list(dict.fromkeys(row["key"] for row in runs))
-    size = 5 * len(keys), 4
-    figure, axes = plt.subplots(1, len(keys), figsize=size, squeeze=False, layout="constrained")
-    for axis, key in zip(axes[0], keys, strict=True):
-        rows = [row for row in runs if row["key"] == key and not LIBRARIES[row["name"]].floor]
-        names = {row["name"] for row in rows}
-        speeds = {name: median(rows, name, "sps") or 0.0 for name in names}
-        names = sorted(names, key=speeds.__getitem__)
-        colors = ["tab:orange" if LIBRARIES[name].venv == OURS else "tab:blue" for name in names]
-        bars = axis.barh(names, [speeds[name] for name in names], color=colors)
-        axis.bar_label(bars, [f"{speeds[n]:,.0f}" if speeds[n] else "failed" for n in names])
-        axis.set_title(key)
-        axis.set_xlabel("env steps per second")
-        axis.margins(x=0.2)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":
