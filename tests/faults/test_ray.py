@@ -74,7 +74,7 @@ def test_a_closed_terminal_saves_a_run_with_ray_and_leaves_no_process(tmp_path, 
     monkeypatch.chdir(tmp_path)
     options = ("--data.collector", "RayCollector", "--data.total_env_steps", "10_000_000")
     run = Command("fit", "--config", "ppo.yaml", *options, *QUIET)
-    wait_until(lambda: rows(tmp_path) >= 2, of=run)
+    wait_until(lambda: rows(tmp_path) >= 2, seconds=800, of=run)
     children = processes_of(run.pid)
     os.killpg(run.pid, signal.SIGHUP)
     assert run.wait(60).returncode == 128 + signal.SIGHUP, run.stderr

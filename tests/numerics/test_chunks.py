@@ -165,6 +165,20 @@ def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():
     assert last["metrics"]["age"].tolist() == [9.0, 9.0]
 
 
+def test_metrics_of_ended_episodes_and_logs_are_those_of_the_last_action():
+    def final(now, info):
+        age = info["metrics"]["age"]
+        last = torch.where(age == 9, age, torch.nan)
+        return {"final_metrics": {"age": last}, "log": {"now": age}}
+
+    env = ActionChunk(1, lambda n: passing(n, final), 3)
+    starts, _ = passing(50).reset(seed=0)
+    env.reset(seed=(starts[:, 1] == 9).nonzero().flatten()[:1].tolist())
+    infos = [env.step(torch.zeros(1, 3, dtype=torch.int64))[4] for _ in range(3)]
+    assert infos[-1]["final_metrics"]["age"].tolist() == [9.0]
+    assert infos[-1]["log"]["now"].tolist() == [9.0]
+
+
 def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_is_cut():
     torch.manual_seed(3)
     steps = torch.randint(1, K + 1, (6,))

@@ -2,14 +2,17 @@
 
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import (
+    ActionChunk,
     GymnasiumEnv,
     ManagedEnv,
+    PushBlocks,
     PushCube,
     Quadruped,
     TermWrapper,
@@ -31,7 +34,9 @@ from lightning_rl.extensions.managers.term import (
     Reward,
     Termination,
 )
+from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system.errors import EnvFaultError
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same
 from tests.messages import refused
 
@@ -138,6 +143,53 @@ def test_an_interval_event_may_replace_a_parameter_and_fire_at_a_reset_too():
     at_once = Drift(3, events={"gain": Event("randomize", setting, "interval", (9.0, 9.0), True)})
     at_once.reset(seed=0)
     assert (at_once.state["gain"] >= 5.0).all()
+
+
+class Counting:
+    """An event that sets x to a hundredth of the number of its firings, and returns its whole memory."""
+
+    def start(self, env):
+        return {"n": torch.zeros(env.num_envs)}
+
+    def __call__(self, env, memory):
+        memory = {**memory, "n": memory["n"] + 1}
+        return {"x": 0.01 * memory["n"][:, None]}, memory
+
+
+@pytest.mark.parametrize("at_reset", [False, True])
+def test_the_memory_of_an_interval_event_counts_its_firings(at_reset):
+    env = Drift(2, events={"count": Event(Counting, {}, "interval", (0.5, 0.5), at_reset)})
+    first, steps = played(env, 12, action=0.0)
+    x = [100 * observation[0].item() for observation in (first, *(step[0] for step in steps))]
+    assert x[6] == pytest.approx(1 + at_reset)
+    assert x[11] == pytest.approx(2 + at_reset)
+    assert not at_reset or x[0] == pytest.approx(1)
+
+
+def test_after_an_event_at_a_reset_a_start_is_consistent():
+    """Its difference from the state before is 0, pictures show it, and no block counts as pushed."""
+
+    def moved(env):
+        return {"x": torch.full((env.num_envs, 1), 0.7)}
+
+    change = Observation(lambda env: env.state["x"] - env.previous_state["x"])
+    env = Drift(2, events={"m": Event(moved)}, observations={"policy": {"change": change}})
+    assert not played(env, 0)[0].any()
+
+    def elsewhere(env):
+        return {"cube": torch.full((env.num_envs, 2), 0.5)}
+
+    cubes = PushCube(2, pictures=Pictures(size=24, frames=2), events={"e": Event(elsewhere)})
+    pictures, _ = cubes.reset(seed=0)
+    assert torch.equal(pictures, cubes._picture(cubes.state).repeat(1, 1, 1, 2))
+
+    def apart(env):
+        red, blue = ([[side, 0.3]] * env.num_envs for side in (-0.4, 0.4))
+        return {"red": torch.tensor(red), "blue": torch.tensor(blue)}
+
+    blocks = PushBlocks(8, events={"apart": Event(apart)})
+    _, ((*_, terminated, _, _),) = played(blocks, 1, action=0.0)
+    assert not terminated.any()
 
 
 def test_two_terms_draw_different_numbers_and_an_env_draws_the_same_among_others():
@@ -389,3 +441,47 @@ def test_around_an_env_memories_and_queues_are_saved_bit_for_bit():
         a, b = one.step(action), other.step(action)
         assert_same(a[:4], b[:4])
         assert_same(a[4]["rewards"], b[4]["rewards"])
+
+
+def test_around_an_env_drawn_ends_are_resumed():
+    def drawn(env):
+        return env.uniform(1)[:, 0] < 0.1
+
+    def make():
+        return TermWrapper(3, PENDULUM, terminations={"drawn": Termination(drawn)})
+
+    env, resumed = make(), make()
+    env.reset(seed=4)
+    for _ in range(30):
+        env.step(torch.zeros(3, 1))
+    resumed.load_state_dict(env.state_dict())
+    for _ in range(30):
+        assert_same(env.step(torch.zeros(3, 1))[:4], resumed.step(torch.zeros(3, 1))[:4])
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+def test_around_an_env_its_success_counts_unless_a_term_says_failure(key):
+    def last(env, ends):
+        return env.elapsed >= (3 if ends else 99)
+
+    def ended(ends):
+        make = partial(
+            ScriptedEnv, Box(-9, 9, (1,)), info=lambda env: {key: env.age == 3}, length=3
+        )
+        gymnasium.register(f"Successful-{key}-{ends}-v0", make)
+        terms = {end: Termination(last, {"ends": end == ends}, end) for end in ("success", "fail")}
+        env = TermWrapper(
+            1, partial(GymnasiumEnv, id=f"Successful-{key}-{ends}-v0"), terminations=terms
+        )
+        env.reset(seed=0)
+        *_, info = [env.step(torch.zeros(1, dtype=torch.int64)) for _ in range(3)][-1]
+        return bool(info["success"])
+
+    assert ended("none")
+    assert not ended("fail")
+
+
+def test_rewards_around_chunks_are_refused():
+    chunks = partial(ActionChunk, env=PENDULUM)
+    with refused(names=("TermWrapper", "rewards", "ActionChunk")):
+        TermWrapper(2, chunks, rewards={"env": -1.0})

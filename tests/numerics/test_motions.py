@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import MotionRobot, TensorSimulator, TermWrapper
+from lightning_rl import MotionRobot, RandomNetworkDistillation, TensorSimulator, TermWrapper
 from lightning_rl.extensions.managers.term import Reward, Termination
 from lightning_rl.extensions.motions.motion import (
     read_motion,
@@ -257,6 +257,21 @@ def test_the_style_reward_is_that_of_the_reference():
     np.testing.assert_allclose(
         steps["motion"].numpy(), np.clip((motion - mean) / deviation, -5, 5), atol=1e-5
     )
+
+
+def test_steps_that_only_reset_are_no_style_and_no_curiosity():
+    rollout = allocate_rollout(
+        SPACE, Box(-1, 1, (1,)), 3, 5, extra_fields={"padding": ((), torch.bool)}
+    )
+    rollout["observation", "style"].normal_()
+    rollout["padding"][1, 2] = True
+    module, real = discriminator(), ~rollout["padding"][:, :-1]
+    _, steps = module.reward(rollout)
+    style = rollout["observation", "style"]
+    pairs = module.normalized(torch.cat((style[:, :-1], style[:, 1:]), -1))
+    assert torch.equal(steps["policy"], pairs[real])
+    network = RandomNetworkDistillation(SPACE, keys=["style"])
+    assert len(network.reward(rollout, 0)[1]) == real.sum()
 
 
 def test_the_loss_of_a_discriminator_has_the_gradient_of_its_reference():

@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from lightning_rl import CartPole, PointMass, PushCube
 from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.extensions.managers import Curriculum, Event
 from lightning_rl.extensions.tasks.gymnasium_tasks import GymnasiumTask
 from tests.messages import refused
 
@@ -85,6 +86,17 @@ def test_a_single_env_goes_on_exactly_by_replay():
         assert torch.equal(env.step(action)[0], other.step(action)[0])
     env.close()
     other.close()
+
+
+@pytest.mark.parametrize("name", ["curriculum/level", "rub"])
+def test_what_lasts_longer_than_an_episode_is_refused(name):
+    friction = {"name": "friction", "low": 0.1, "high": 0.9}
+    settings = {
+        "curriculum/level": {"curriculum": {"level": Curriculum("over_steps", {"steps": 10})}},
+        "rub": {"events": {"rub": Event("randomize", friction, "startup")}},
+    }
+    with refused(names=("GymnasiumTask", name, "data.env")):
+        GymnasiumTask("PushCube", **settings[name])
 
 
 def test_an_unknown_render_mode_is_refused():

@@ -1,5 +1,6 @@
 """Simulators of tensors: stand-ins that reset, and say what an episode came to, as the known ones do."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
@@ -9,8 +10,16 @@ import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
-from lightning_rl import GRPO, PPO, ActorCritic, ReplayBuffer, SyncCollector, TensorSimulator
-from lightning_rl.extensions.managers import Event
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActorCritic,
+    ReplayBuffer,
+    SyncCollector,
+    TensorSimulator,
+    TermWrapper,
+)
+from lightning_rl.extensions.managers import Event, Observation, Reward
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
@@ -211,6 +220,20 @@ def test_a_replay_draws_no_such_step():
     for batch in replay.batches(20, 32):
         moved = batch["observation", "policy"] + batch["action"]
         torch.testing.assert_close(batch["next_observation", "policy"], moved)
+
+
+def test_terms_begin_again_with_an_episode_that_begins_late():
+    history = {"policy": {"both": Observation("entry", {"name": "critic"}, history=2)}}
+    rewards = {"env": None, "alive": Reward("constant")}
+    simulator = partial(TensorSimulator, make=Late, resets="a_step_late")
+    env = TermWrapper(3, simulator, observations=history, rewards=rewards)
+    env.reset(seed=1)
+    for _ in range(3 * LIMIT):
+        observation, reward, *_, info = env.step(torch.zeros(3, 1))
+        late, newest = info["padding"], observation.unflatten(1, (2, -1))[:, 1]
+        assert torch.equal(reward, (~late).float())
+        assert torch.equal(observation[late], newest[late].repeat(1, 2))
+        assert torch.equal(env.elapsed[late], torch.zeros_like(env.elapsed[late]))
 
 
 def test_a_memory_and_a_late_reset_do_not_go_together():

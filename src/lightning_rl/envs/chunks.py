@@ -233,13 +233,16 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
     for name, value in _numbers(info, "rewards").items():
         terms = merged.setdefault("rewards", {})
         terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)
-    metrics, old = _numbers(info, "metrics"), merged.get("metrics", {})
-    if metrics or old:
-        silence = torch.full(active.shape, torch.nan, device=active.device)  # not reported
-        merged["metrics"] = {
-            name: torch.where(active, metrics.get(name, silence), old.get(name, silence))
-            for name in old | metrics
-        }
+    for kind in ("metrics", "final_metrics"):
+        metrics, old = _numbers(info, kind), merged.get(kind, {})
+        if metrics or old:
+            silence = torch.full(active.shape, torch.nan, device=active.device)  # not reported
+            merged[kind] = {
+                name: torch.where(active, metrics.get(name, silence), old.get(name, silence))
+                for name in old | metrics
+            }
+    if "log" in info:
+        merged["log"] = info["log"]
 
 
 def _numbers(info: dict[str, Any], kind: str) -> dict[str, Tensor]:

@@ -97,7 +97,8 @@ class RandomNetworkDistillation(nn.Module):
         observation = next_observations(rollout)
         parts = [observation] if self.keys is None else [observation[key] for key in self.keys]
         state = torch.cat([part.flatten(2).float() for part in parts], -1)
-        self.states.update(state.flatten(0, 1))
+        real = ~rollout["padding"][:, :-1] if "padding" in rollout.keys() else slice(None)
+        self.states.update(state[real].flatten(0, -2))
         scale = (self.states.var + EPS).rsqrt()
         state = ((state - self.states.mean) * scale).clamp(-LIMIT, LIMIT)
         error = self.error(state)
@@ -107,7 +108,9 @@ class RandomNetworkDistillation(nn.Module):
         sums = discounted_return(error, no_ends, self.carry.to(error.device), gamma=self.gamma)
         self.carry = sums[:, -1]
         self.sums.update(sums.reshape(-1, 1))
-        return self.weight(env_steps) * error * (self.sums.var + EPS).rsqrt(), state.flatten(0, 1)
+        return self.weight(env_steps) * error * (self.sums.var + EPS).rsqrt(), state[real].flatten(
+            0, -2
+        )
 
     def minibatches(self, state: Tensor) -> Iterator[TensorDict]:
         """Yield one pass over states [M, D] in minibatches [B]."""

@@ -35,6 +35,11 @@ class Events:
     def __bool__(self) -> bool:
         return bool(self._at_start or self._interval)
 
+    @property
+    def startup_names(self) -> list[str]:
+        """Names of the startup events."""
+        return [term.name for is_startup, term in self._at_start if is_startup]
+
     def start(self, env: EnvView) -> None:
         entries = entries_of(env.state)
         allowed = [*entries, *env.env.parameters()]
@@ -45,10 +50,12 @@ class Events:
         for name in self._parameters(env, entries, allowed):
             nominal = env.env.parameters()[name]
             entries[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
+        fired = [term for _, term in self._at_start]
         for every_s, term in self._interval:
-            term.start(env)
+            if term not in fired:
+                term.start(env)
             # One more, because `before_step` counts down before the first step, too.
-            entries[f"{term.prefix}left"] = steps_until(env, every_s, term) + 1
+            entries[_countdown(term)] = steps_until(env, every_s, term) + 1
         env.state = TensorDict(entries, [env.num_envs])
 
     def _parameters(self, env: EnvView, entries: Iterable[str], allowed: list[str]) -> set[str]:
@@ -65,16 +72,25 @@ class Events:
             return
         entries = entries_of(env.state)
         for every_s, term in self._interval:
-            countdown = entries[f"{term.prefix}left"] - 1
+            countdown = entries[_countdown(term)] - 1
             fires = countdown <= 0
             # Compute all rows and select below: a test for due rows would wait for the device.
             new_values = _entries(term, term(env), entries, env.num_envs)
-            for name, value in new_values.items():
-                mask = fires.view(-1, *[1] * (value.dim() - 1))
-                entries[name] = torch.where(mask, value, entries[name])
+            # The memory belongs to the firings: in the other rows it stays.
+            memory = {name: env.added_entries[name] for name in term.memory_names(env)}
+            for values in (new_values, memory):
+                for name, value in values.items():
+                    mask = fires.view(-1, *[1] * (value.dim() - 1))
+                    values[name] = torch.where(mask, value, entries[name])
+            entries |= new_values
+            env.added_entries |= memory
             steps = steps_until(env, every_s, term)
-            entries[f"{term.prefix}left"] = torch.where(fires, steps, countdown)
+            entries[_countdown(term)] = torch.where(fires, steps, countdown)
             env.state = TensorDict(entries, [env.num_envs])
+
+
+def _countdown(term: BoundTerm) -> str:
+    return f"{term.prefix.removesuffix('/')}.left"  # not below the prefix of the term's memory
 
 
 def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> Tensor:

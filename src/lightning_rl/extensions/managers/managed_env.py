@@ -186,7 +186,7 @@ class ManagedEnv(TorchEnv):
         if self.events:
             # Events come first: memories and observations begin with the changed state.
             self.events.start(env)
-            env.state = self.with_derived_entries(env.state)
+            env.state = env.previous_state = self.with_derived_entries(env.state)
         for term in self._with_memory:
             term.start(env)
         self.observations.compute(env)

@@ -218,6 +218,10 @@ class BoundTerm:
         """Whether the term has a memory."""
         return self._memory is not None
 
+    def memory_names(self, env: EnvView) -> list[str]:
+        """Return the names of the entries of the term's memory that it has added to the view."""
+        return [name for name in env.added_entries if name.startswith(self.prefix)]
+
     def start(self, env: EnvView) -> None:
         """Add the first memory of new episodes to the view, if the term has one."""
         if self._memory is not None:

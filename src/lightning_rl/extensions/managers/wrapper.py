@@ -65,6 +65,11 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         super().__init__(env(num_envs))
         name = f"{type(self).__name__} around {type(self.env).__name__}"
         self.step_dt = self.env.steps_per_action / self.env.render_fps
+        require(
+            "step_reward" not in self.env.extra_fields or not (rewards or rewards_per_second),
+            f"{name} has rewards, but learners read a chunk's reward of each step: put the wrapper "
+            "inside of ActionChunk.",
+        )
         if terminations:
             # An end must precede the autoreset: the terms wrap the single envs.
             self._end_each(terminations, name)
@@ -124,11 +129,14 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         if "final_obs" in info:
             # `memory` still belongs to the ended episodes; `starts`, below, to the next ones.
             info["final_obs"] = self._observed(memory, info["final_obs"])
-        self.elapsed = (self.elapsed + 1).masked_fill_(done, 0)
+        # A simulator that resets a step late returns the first observation after a padding step.
+        late = info.get("padding", torch.zeros_like(done))
+        total, begins = total.masked_fill(late, 0.0), done | late
+        self.elapsed = (self.elapsed + 1).masked_fill_(begins, 0)
         self.episode = self.episode + done
         # After the counters, from which the draws of the new episodes follow.
         starts = self._start(observation, slice(None))
-        self._memory = TensorDict(_where(done, starts, memory), [self.num_envs])
+        self._memory = TensorDict(_where(begins, starts, memory), [self.num_envs])
         observed = self._observed(self._memory, observation)
         return observed, total, terminated, truncated, info
 
@@ -224,15 +232,24 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         self.step_dt, self.single_action_space = step_dt, env.action_space
         self.max_episode_steps = env.spec.max_episode_steps if env.spec else None
         self._with_memory = [term for _, term in self._ends.terms.values() if term.has_memory]
-        self.episode = self.elapsed = torch.zeros(1, dtype=torch.int64)
-        self.stream_key = key_of(self.episode)
+        self.seed = self.episode = self.elapsed = torch.zeros(1, dtype=torch.int64)
+        self.stream_key = key_of(self.seed)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the draws of the next episodes depend on."""
+        return {"seed": int(self.seed), "episode": int(self.episode)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue with the episodes after a state."""
+        self.seed, self.episode = (torch.tensor([state[key]]) for key in ("seed", "episode"))
+        self.stream_key = key_of(self.seed)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self.episode = self.episode + 1
         if seed is not None:
-            self.stream_key = key_of(torch.tensor([seed]))
-            self.episode = torch.zeros_like(self.episode)
+            self.seed, self.episode = torch.tensor([seed]), torch.zeros_like(self.episode)
+            self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.episode)
         env = self._view(observation, None)
         for term in self._with_memory:
@@ -251,9 +268,10 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         terminated = bool(terminated) or bool(env.terminated)
         # The env's own ends remain; `judge` returns no `terminated`.
         truncated = bool(truncated) or ends.pop("truncated", False)
-        # A failure by a term outweighs a success that the env reports.
-        if ends.get("fail") and "success" in info:
-            ends["success"] = False
+        # Success by the env or by a term suffices; a failure by a term outweighs both.
+        by_env = bool(info.get("success", info.get("is_success", False)))
+        if by_env or "success" in ends:
+            ends["success"] = (by_env or ends.get("success", False)) and not ends.get("fail")
         return observation, reward, terminated, truncated, info | ends
 
     def _view(self, observation: Any, action: Tensor | None) -> EnvView:

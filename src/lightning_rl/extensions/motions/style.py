@@ -91,12 +91,14 @@ class Discriminator(nn.Module):
         motion = observation[self.motion_key][:, :-1]
         state, following = observation[self.style_key][:, :-1], next_observations(rollout)
         policy = torch.cat((state, following[self.style_key]), -1)
-        self.moments.update(motion.flatten(0, 1))
+        # A padding step leads from the end of an episode to the next one.
+        real = ~rollout["padding"][:, :-1] if "padding" in rollout.keys() else slice(None)
+        self.moments.update(motion[real].flatten(0, -2))
         policy, motion = self.normalized(policy), self.normalized(motion)
         score = self.network(policy).squeeze(-1)
         reward = (1.0 - 0.25 * (score - 1.0).square()).clamp(min=0.0)
-        steps = {"policy": policy.flatten(0, 1), "motion": motion.flatten(0, 1)}
-        return reward, TensorDict(steps, [reward.numel()])
+        steps = {"policy": policy[real].flatten(0, -2), "motion": motion[real].flatten(0, -2)}
+        return reward, TensorDict(steps, [len(steps["policy"])])
 
     def normalized(self, step: Tensor) -> Tensor:
         """Return steps [..., 2 D] in standard deviations of the motion's."""

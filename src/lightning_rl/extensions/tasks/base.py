@@ -136,9 +136,14 @@ class Task(ManagedEnv):
         return self.draw(self.state[index], *self.render_size).cpu().numpy()
 
     def full_initial_state(self, uniform: Tensor) -> TensorDict:
-        state = super().full_initial_state(uniform)
+        # The stack is part of the state: a resumed env shows the same pictures.
+        return self._with_pictures(super().full_initial_state(uniform))
+
+    def with_derived_entries(self, state: TensorDict) -> TensorDict:
+        return self._with_pictures(state)
+
+    def _with_pictures(self, state: TensorDict) -> TensorDict:
         if self.pictures is not None:
-            # The stack is part of the state: a resumed env shows the same pictures.
             state["pictures"] = self._picture(state).repeat(1, 1, 1, self.pictures.frames)
         return state
 

@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, VectorEnv
+from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extensions.tasks.base import Task
 from lightning_rl.extensions.tasks.cart_pole import CartPole
@@ -45,6 +46,13 @@ class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
         self, task: str | VectorEnv, render_mode: RenderMode = None, **settings: Any
     ) -> None:
         self.task = _make(task, 1, settings) if isinstance(task, str) else task
+        events = getattr(self.task, "events", None)
+        kept = [*self.task.persistent_state, *(events.startup_names if events else ())]
+        require(
+            not kept,
+            f"GymnasiumTask begins each episode with a new seed, and {', '.join(kept)} with it: "
+            "use the task itself, by data.env, or without curriculum and startup events.",
+        )
         reports = {"reports_interventions": self.task.reports_interventions}
         self.metadata = {**self.metadata, "render_fps": self.task.render_fps, **reports}
         self.render_mode = _checked(render_mode)

@@ -160,7 +160,12 @@ class PushBlocks(Task):
         blue = torch.stack((signed[:, 4] * BLOCK_X, heights[:, 1] * -red_above), 1)
         pusher = torch.stack((signed[:, 5] * PUSHER_X, signed[:, 6] * PUSHER_Y), 1)
         task = self._drawn[(uniform[:, 7] * len(self._drawn)).to(torch.int64)]
-        return _state(pusher, red, blue, task, torch.stack((red[:, 0], blue[:, 0]), 1))
+        return _state(pusher, red, blue, task, _places(red, blue))
+
+    def with_derived_entries(self, state: TensorDict) -> TensorDict:
+        # A block that an event has moved was not pushed.
+        state["begin"] = _places(state["red"], state["blue"])
+        return super().with_derived_entries(state)
 
     def observe(self, state: TensorDict) -> TensorDict:
         fields = {
@@ -239,8 +244,12 @@ def moved_distance(state: TensorDict) -> Tensor:
 
 def sideways(state: TensorDict) -> Tensor:
     """Return the displacements [M, 2] to the right of the red and the blue block, in m."""
-    now = torch.stack((state["red"][:, 0], state["blue"][:, 0]), 1)
-    return now - state["begin"]  # type: ignore[no-any-return]  # TensorDict
+    moved: Tensor = _places(state["red"], state["blue"]) - state["begin"]
+    return moved
+
+
+def _places(red: Tensor, blue: Tensor) -> Tensor:
+    return torch.stack((red[:, 0], blue[:, 0]), 1)
 
 
 def tokens(text: str) -> list[int]:
