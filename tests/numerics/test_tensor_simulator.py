@@ -236,6 +236,15 @@ def test_terms_begin_again_with_an_episode_that_begins_late():
         assert torch.equal(env.elapsed[late], torch.zeros_like(env.elapsed[late]))
 
 
+def test_a_rollout_keeps_entries_of_its_infos():
+    env = TensorSimulator(3, ManiSkillLike, seeds="each")
+    env.record_info({"elapsed_steps": ()})
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    rollout = make_collector(SyncCollector, env, policy, LIMIT, seed=1).collect()
+    last = LIMIT - 1  # of an episode that took all its time
+    assert rollout["info/elapsed_steps"][:, last].max() == LIMIT
+
+
 def test_a_memory_and_a_late_reset_do_not_go_together():
     remembers = variant(ActorCritic, "Remembers", extra_fields={"state": ((4,), torch.float32)})
 

@@ -4,7 +4,7 @@ Weng et al. 2022, "EnvPool: A Highly Parallel Reinforcement Learning Environment
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,6 +90,12 @@ class EnvPoolEnv(VectorEnv):
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
+
+    def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        raise ConfigurationError(
+            f"data.extra_fields keeps {', '.join(shapes)}, but EnvPoolEnv passes no other entries "
+            "of EnvPool's infos on than success and rewards: remove the setting."
+        )
 
     def reset(self, seed: Seed = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         if self._pool is None or (seed is not None and not self.keep_pool):

@@ -227,6 +227,8 @@ class TensorSimulator(VectorEnv):
                 }
         for key in results.keys() & {"success", "fail"}:
             results[key] = results[key] & ~self._late
+        for name in self.info_fields.keys() & report.keys():
+            results[name] = self._per_env(report[name])
         if isinstance(log := report.get("log"), Mapping):
             results["log"] = dict(self._logged(log))
         return results
