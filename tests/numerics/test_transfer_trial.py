@@ -12,11 +12,13 @@ from lightning_rl import ActorCritic, CartPole, LeggedRobot
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.term import Observation
+from lightning_rl.extensions.mujoco.quadruped import turn_rate
 from lightning_rl.extensions.transfer import trial
 from lightning_rl.extensions.transfer.candidates import candidates, cure, partners, physics
 from lightning_rl.extensions.transfer.command import table
 from lightning_rl.extensions.transfer.layout import read_layout
 from lightning_rl.extensions.transfer.legged import terms_of
+from lightning_rl.extensions.transfer.ranges import terms_outside
 from tests.messages import assert_names, refused
 from tests.numerics.test_transfer import (  # noqa: F401  # a fixture
     LAYOUT,
@@ -152,10 +154,23 @@ def test_the_command_prints_a_table_and_draws_it(files, capsys, monkeypatch):  #
     out = capsys.readouterr().out
     assert_names(out, "as it is", "delay", "Cure", "transfer.svg")
     assert "as it is" in Path("transfer.svg").read_text()
+
+
+def test_a_term_that_leaves_the_range_of_a_recording_is_named(files, capsys, monkeypatch):  # noqa: F811
     train_nothing()
-    run(["transfer", "fixed", "--plot", "other.svg"])
-    assert_names(capsys.readouterr().out, "as it is", "control_period")
-    assert Path("other.svg").exists()
+    record = ["--episodes", "8", "--max_steps", "100", "--real_time", "false"]
+    run(["record", "--ckpt_path", "fixed", "--path", "recorded", *ROBOT, *record])
+    monkeypatch.setattr(trial, "ROUNDS", ((1, 0.1, 2),))
+    run(["transfer", "fixed", *ROBOT, "--recording", "recorded", "--plot", "other.svg"])
+    assert_names(capsys.readouterr().out, "recorded", "as it is", "other.svg")
+    shares = {term.term: term.share for term in terms_outside(a_trial(), "recorded")}
+    assert shares.get("base_ang_vel", 0.0) < 0.1
+    faster = Observation(lambda env: 10.0 * turn_rate(env))
+    terms = terms_of(read_layout("robot.yaml")) | {"base_ang_vel": faster}
+    worst, *_ = terms_outside(a_trial(observations={"policy": terms}), "recorded")
+    assert worst.term == "base_ang_vel"
+    assert worst.share > 0.3
+    assert_names(str(worst), "base_ang_vel", worst.number)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import expanded, tell, write_atomically
 from lightning_rl.extensions.transfer.candidates import Setup, cure
 from lightning_rl.extensions.transfer.onnx_policy import OnnxPolicy
+from lightning_rl.extensions.transfer.ranges import terms_outside
 from lightning_rl.extensions.transfer.trial import Finding, Trial
 
 OPTIONS = {
@@ -22,6 +23,7 @@ OPTIONS = {
     "layout": Option(str, None, "layout of an ONNX file"),
     "key": Option(str, None, "key of a Dict observation that an ONNX file reads"),
     "data.env": Option(EnvFactory, None, "the env. Default: the env of the run"),
+    "recording": Option(str, None, "dataset of the policy in its own env, to compare ranges"),
     "plot": Option(str, "transfer.svg", "file of the plot"),
     **Option.of_checkpoint("ckpt_path"),
 }
@@ -44,6 +46,9 @@ def transfer(options: Sequence[str], command_line: CommandLine) -> None:
         settings = parse_classes("transfer", DESCRIPTION, OPTIONS, options)
         policy, make = _policy_and_env(settings)
         trial = Trial(policy, make)
+        if settings.recording is not None:
+            outside = terms_outside(trial, settings.recording)
+            tell("\n".join(map(str, outside)) or "No term leaves the range of the recording.")
         findings = trial.explain()
     tell(table(findings, trial.base))
     picture = plot(findings, trial.base).encode()

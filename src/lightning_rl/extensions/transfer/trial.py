@@ -167,9 +167,31 @@ class Trial:
             env.close()
         return findings
 
+    def watch(self, episodes: int, seconds: float, look: Callable[[Tensor, Tensor], None]) -> None:
+        """Play the unchanged setup without pushes.
+
+        Call `look` at each step with the observations [E, D] and whether a row has not fallen [E].
+        """
+        env = self.make(episodes)
+        self._episodes(env, [("as it is", self.base)], list(range(episodes)), seconds, look)
+        env.close()
+
+    def number_name(self, term: str, index: int) -> str:
+        """Return the joint of a number of a term, or its index."""
+        return (
+            self.joints[index % len(self.joints)]
+            if self.layout.observation[term].joints
+            else f"number {index}"
+        )
+
     @torch.no_grad()
     def _episodes(
-        self, env: Any, group: list[tuple[str, Setup]], seeds: list[int], seconds: float
+        self,
+        env: Any,
+        group: list[tuple[str, Setup]],
+        seeds: list[int],
+        seconds: float,
+        look: Callable[[Tensor, Tensor], None] | None = None,
     ) -> list[Finding]:
         observation, _ = env.reset(seed=seeds * len(group))
         readers = [_Reader(self, setup) for _, setup in group]
@@ -178,10 +200,12 @@ class Trial:
         past = torch.zeros(num_rows, MEMORY, len(self.joints))
         sums, target, interval = torch.zeros(4, num_rows), None, round(PUSH_EVERY / dt)
         for step in range(1, round(seconds / dt) + 1):
-            if step % interval == interval // 2:
+            if look is not None:
+                look(self.flat(observation), alive)
+            elif step % interval == interval // 2:
                 angle = torch.tensor([2.4 * (seed + 3 * step) for seed in seeds]).repeat(len(group))
                 env.state["qvel"][:, :2] += PUSH * torch.stack((angle.cos(), angle.sin()), 1)
-            parts = (self._flat(observation), past, env.state["qpos"][:, 3:7])
+            parts = (self.flat(observation), past, env.state["qpos"][:, 3:7])
             rows = zip(readers, *(part.split(len(seeds)) for part in parts), strict=True)
             inputs = torch.cat([reader.inputs(*row) for reader, *row in rows])
             past = torch.cat((past[:, 1:], self._act(inputs)[:, None]), 1)
@@ -199,7 +223,8 @@ class Trial:
         numbers = torch.stack((lived, reward, error / duration, (square / duration).sqrt()), 1)
         return [Finding(*c, *n) for c, n in zip(group, numbers.tolist(), strict=True)]
 
-    def _flat(self, observation: Any) -> Tensor:
+    def flat(self, observation: Any) -> Tensor:
+        """Return the numbers [B, D] that the policy reads, in the order of `columns`."""
         space = self.policy.acting_space
         if isinstance(space, gymnasium.spaces.Dict):
             observation = torch.cat([observation[key] for key in space], 1)
