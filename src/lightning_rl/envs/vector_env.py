@@ -81,6 +81,13 @@ class VectorEnv(ABC, NamedSettings):
         return 0
 
     @property
+    def known_fps(self) -> float | None:
+        """`render_fps`, or None if it is the default that no env and no metadata set."""
+        # By identity: an env of exactly 30 steps per second has a known rate.
+        is_set = self.render_fps is not VectorEnv.render_fps or self.metadata.get("render_fps")
+        return self.render_fps if is_set else None
+
+    @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """Additional rollout fields of each step, which `info` contains."""
         space = self.single_action_space

@@ -107,7 +107,7 @@ class DatasetCollector(Collector):
             keys,
             observation_space=space,
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
-            fps=fps or _fps_of(env),
+            fps=fps or env.known_fps,
             **settings,
         )
         self._count = episodes or len(self._dataset)
@@ -217,10 +217,6 @@ class DatasetCollector(Collector):
         )
         assert labels is not None
         return labels
-
-
-def _fps_of(env: VectorEnv) -> float | None:
-    return None if env.render_fps == VectorEnv.render_fps else env.render_fps
 
 
 def _tokenizer_for(
