@@ -221,6 +221,17 @@ class DatasetCollector(Collector):
 
 def _tokenizer_for(
     path: str | None, space: gymnasium.Space[Any]
+def leave_out_unknown_ends(rollout: TensorDict) -> None:
+    """Turn truncated last steps without a final observation into padding, as replays leave out.
+
+    For algorithms that bootstrap from a `rollout` [N, T+1]; cloning needs no next observation.
+    """
+    unknown = rollout["truncated"] & ~rollout["terminated"] & (rollout["final_index"] == 0)
+    # A terminated step needs no final observation.
+    for key in ("padding", "terminated"):
+        rollout[key] = rollout[key] | unknown
+
+
 ) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
     if path is None:
         return None, space
