@@ -44,6 +44,7 @@ from lightning_rl.extensions.datasets.label import by_task
 from lightning_rl.extensions.datasets.playing import play_policy
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.recap import command as rounds
+from lightning_rl.extensions.recap.label_command import value_config
 from lightning_rl.extensions.tasks.probes import FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
 from tests.commands import Command
@@ -315,6 +316,19 @@ def test_the_value_is_told_the_task(tmp_path):
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
+def test_the_value_of_a_single_picture_is_told_the_task(tmp_path):
+    def view(place):
+        return np.full((48, 48, 3), round(255 * place[0]), np.uint8)
+
+    rgb = Box(0, 255, (48, 48, 3), np.uint8)
+    path = record(tmp_path / "data", 4, tasks=("push", "lift"), seen=rgb, view=view)
+    steps = ReturnFramesEnv(1, path).steps_of(0)
+    assert steps["observation"].shape == (2, 48, 48, 3)
+    assert steps["task"].tolist() == [[0, 1]] * 2
+    policy = value_config(path, {}, 500, 1)["model"]["init_args"]["policy"]["init_args"]
+    assert policy["encoder"]["class_path"] == "DictEncoder"
+
+
         pytest.param({"folds": 9}, ("8 episodes", "folds=9"), id="few episodes"),
         pytest.param({"folds": 1}, ("folds", "at least 2"), id="one fold"),
         pytest.param({"folds": 2}, ("data.env.folds", "2", "model.folds", "4"), id="other folds"),
