@@ -272,6 +272,21 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     assert not (tmp_path / "new").exists()
 
 
+def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
+    """LeRobot's format has neither pictures with channels first nor scalars."""
+    space = Dict(front=Box(0, 255, (3, 8, 10), np.uint8), goal=Discrete(3))
+    space.seed(1)
+    writer = EpisodeWriter(tmp_path / "data", space, ACTION, FPS, pictures="png")
+    writer.add(space.sample(), np.zeros(2), 0.0, True, False)
+    writer.end_episode(space.sample())
+    writer.finalise()
+    keys = {"observation.images.front": "observation.top", "observation.goal": "observation.goal"}
+    (plain,), (named,) = read_episodes(tmp_path / "data"), read_episodes(tmp_path / "data", keys)
+    assert plain.observation["front"].shape == (2, 3, 8, 10)
+    assert torch.equal(named.observation["top"], plain.observation["front"])
+    assert torch.equal(named.observation["goal"], plain.observation["goal"])
+
+
 def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):
     env = GymnasiumEnv(2, "CartPole-v1")
     spaces = env.single_observation_space, env.single_action_space
