@@ -203,7 +203,9 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
             module._weight(broken, mask)
 
 
-def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True):
+def record(
+    path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True, extra=None
+):
     """Episodes whose length, and so the return, stands in their first number."""
     writer = EpisodeWriter(path, seen, Discrete(2), 10, pictures="png")
     generator = np.random.default_rng(0)
@@ -212,7 +214,8 @@ def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, 
         for t in range(length):
             left = (length - t) / 6
             place = np.array([left, *generator.normal(size=2)], np.float32)
-            writer.add(view(place), 0, 0.0, t == length - 1, False, task=tasks[number % len(tasks)])
+            said = {"task": tasks[number % len(tasks)], "extra": extra or {}}
+            writer.add(view(place), 0, 0.0, t == length - 1, False, **said)
         writer.end_episode(view(place), True if known else None)
     writer.finalise()
     return str(path)
@@ -313,9 +316,6 @@ def test_the_value_is_told_the_task(tmp_path):
     assert frames.steps_of(1)[:, 3:].tolist() == [[1, 0]] * 3
 
 
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
 def test_the_value_of_a_single_picture_is_told_the_task(tmp_path):
     def view(place):
         return np.full((48, 48, 3), round(255 * place[0]), np.uint8)
@@ -329,6 +329,9 @@ def test_the_value_of_a_single_picture_is_told_the_task(tmp_path):
     assert policy["encoder"]["class_path"] == "DictEncoder"
 
 
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
         pytest.param({"folds": 9}, ("8 episodes", "folds=9"), id="few episodes"),
         pytest.param({"folds": 1}, ("folds", "at least 2"), id="one fold"),
         pytest.param({"folds": 2}, ("data.env.folds", "2", "model.folds", "4"), id="other folds"),
@@ -505,6 +508,7 @@ SILENT = CONFIG.replace("lightning_rl.FiveDoors", f"{__name__}.Silent")
 NOT_STARTED = {
     "labels": ({"known": False}, {}, ("24 episodes", "data")),
     "env": ({}, {}, "different dataset"),
+    "extra": ({"extra": {"penalty": 0.0}}, {}, ("data", "penalty", "--extra")),
     "value": (None, {"value": CONFIG}, "value.yaml"),
     "silent": (None, {"doors": SILENT.replace("episodes: 12", "path: shown")}, ("Silent", "4 episodes")),
 }  # fmt: skip
