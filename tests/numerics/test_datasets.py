@@ -15,11 +15,13 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from lightning_rl import (
+    ActionChunk,
     ActorCritic,
     ActorOnly,
     DatasetCollector,
     GymnasiumEnv,
     ReplayBuffer,
+    VectorEnvWrapper,
 )
 from lightning_rl.extensions.datasets.minari import write_minari
 from lightning_rl.extensions.datasets.playing import play_policy
@@ -33,6 +35,7 @@ from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import assert_same, make_collector
 from tests.messages import refused
+from tests.variants import concrete
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -318,6 +321,20 @@ def test_a_key_that_no_network_reads_may_be_missing(tmp_path):
     assert torch.equal(rollout["observation", "state"][0, :3], episode.observation["state"][:3])
     with refused(names="observation.secret"):
         collected(policy=policy, **settings)
+
+
+def test_a_wrapper_of_chunks_reads_demonstrations_in_chunks(tmp_path):
+    gymnasium.register("Chunked-v0", partial(ScriptedEnv, VECTOR, UNIT, length=4))
+    writer = EpisodeWriter(tmp_path / "data", VECTOR, UNIT, 30)
+    for t in range(4):
+        writer.add(np.zeros(VECTOR.shape), np.full(1, t / 4), 0.0, t == 3, False)
+    writer.end_episode(np.zeros(VECTOR.shape))
+    chunks = ActionChunk(1, lambda count: GymnasiumEnv(count, "Chunked-v0"), 2)
+    env = concrete(VectorEnvWrapper)(chunks)
+    policy = ActorOnly(env.single_observation_space, env.single_action_space)
+    path = str(tmp_path / "data")
+    rollout = make_collector(DatasetCollector, env, policy, 4, 0, path=path).collect()
+    assert rollout["action"][0, :2].flatten().tolist() == [0, 0.25, 0.5, 0.75]
 
 
 def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):

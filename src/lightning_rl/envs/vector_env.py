@@ -60,6 +60,9 @@ class VectorEnv(ABC, NamedSettings):
     steps_per_action: int = 1
     """Maximum env steps per action: more than 1 for action chunks."""
 
+    chunk_size: int | None = None
+    """Actions of a chunk, executed or not; None: an action is single."""
+
     persistent_state: tuple[str, ...] = ()
     """State entries that stay when an episode ends; a seeded reset restarts them."""
 

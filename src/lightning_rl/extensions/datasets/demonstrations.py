@@ -169,7 +169,7 @@ class DatasetCollector(Collector):
         # them.
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         rollout["final_observation"].clear()
-        chunk = getattr(self.env, "chunk_size", 1)
+        chunk = self.env.chunk_size or 1
         labels = []
         for row, episode in enumerate(episodes):
             execute = self.env.steps_per_action
@@ -224,8 +224,6 @@ class DatasetCollector(Collector):
         return labels
 
 
-def _tokenizer_for(
-    path: str | None, space: gymnasium.Space[Any]
 def leave_out_unknown_ends(rollout: TensorDict) -> None:
     """Turn truncated last steps without a final observation into padding, as replays leave out.
 
@@ -237,6 +235,8 @@ def leave_out_unknown_ends(rollout: TensorDict) -> None:
         rollout[key] = rollout[key] | unknown
 
 
+def _tokenizer_for(
+    path: str | None, space: gymnasium.Space[Any]
 ) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
     if path is None:
         return None, space
