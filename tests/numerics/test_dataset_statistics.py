@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict
 
+from lightning_rl import (
+    ActorCritic,
+    ActorOnly,
+    ConditionedPolicy,
+    ResidualActorCritic,
+    SquashedActorCritic,
+)
 from lightning_rl.extensions.datasets.dataset_statistics import DatasetStatistics
+from lightning_rl.policies import normalization
 from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import last, train
@@ -74,6 +83,38 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
     torch.testing.assert_close(seen[arm], torch.tensor(STATE["mean"]))
     scale = seen[f"{picture}.scale"][:, 0, 0] * 255.0
     torch.testing.assert_close(scale, 1 / torch.tensor([0.1, 0.2, 0.3]), rtol=0.1, atol=0)
+
+
+NORMAL = {"normalize_observation": True}
+FLAT = Box(-np.inf, np.inf, (4,), np.float32)
+MORE = Dict(state=FLAT, secret=FLAT)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConditionedPolicy(FLAT, UNIT, partial(ActorCritic, **NORMAL)),
+        lambda: ResidualActorCritic(FLAT, UNIT, base=SquashedActorCritic, **NORMAL),
+        lambda: ActorOnly(MORE, UNIT, ignore_keys=["secret"], **NORMAL),
+    ],
+    ids=["condition", "correction", "ignored key"],
+)
+def test_policies_that_read_more_or_less_begin_with_them_on_each_rank(make, tmp_path, monkeypatch):
+    def both(count, mean, total):
+        return 2 * count[None], mean, 2 * total
+
+    monkeypatch.setattr(normalization.ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(normalization, "moments_over_ranks", both)
+    path = statistics(tmp_path / "meta", **{"observation.state": STATE})
+    callback, policy = DatasetStatistics(path), make()
+    run = SimpleNamespace(ckpt_path=None), SimpleNamespace(policy=policy)
+    callback.setup(*run, "fit")
+    callback.on_train_start(*run)
+    (moments,) = (one for one in policy.modules() if getattr(one, "count", 0) > 0)
+    assert int(moments.count) == 5000
+    expected = torch.tensor(STATE["mean"]), torch.tensor(STATE["std"]).square()
+    torch.testing.assert_close((moments.mean[:4], moments.var[:4]), expected)
+    assert (moments.var > 0).all(), "of a condition too"
 
 
 @pytest.mark.parametrize(

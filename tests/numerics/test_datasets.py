@@ -4,16 +4,27 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
-from lightning_rl import ActorCritic, DatasetCollector, GymnasiumEnv, ReplayBuffer
+from lightning_rl import (
+    ActionChunk,
+    ActorCritic,
+    ActorOnly,
+    DatasetCollector,
+    GymnasiumEnv,
+    ReplayBuffer,
+    VectorEnvWrapper,
+)
 from lightning_rl.extensions.datasets.minari import write_minari
+from lightning_rl.extensions.datasets.playing import play_policy
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import read_replay, write_replay
 from lightning_rl.extensions.datasets.ring_fragments import fragments
@@ -21,8 +32,10 @@ from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
 from tests.core.numerics.test_replay import ACTION as OF_STREAMS
 from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
+from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import assert_same, make_collector
 from tests.messages import refused
+from tests.variants import concrete
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -270,6 +283,58 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
             with refused(names="pip install -e '.[data]'"):
                 act()
     assert not (tmp_path / "new").exists()
+
+
+def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
+    """LeRobot's format has neither pictures with channels first nor scalars."""
+    space = Dict(front=Box(0, 255, (3, 8, 10), np.uint8), goal=Discrete(3))
+    space.seed(1)
+    writer = EpisodeWriter(tmp_path / "data", space, ACTION, FPS, pictures="png")
+    writer.add(space.sample(), np.zeros(2), 0.0, True, False)
+    writer.end_episode(space.sample())
+    writer.finalise()
+    keys = {"observation.images.front": "observation.top", "observation.goal": "observation.goal"}
+    (plain,), (named,) = read_episodes(tmp_path / "data"), read_episodes(tmp_path / "data", keys)
+    assert plain.observation["front"].shape == (2, 3, 8, 10)
+    assert torch.equal(named.observation["top"], plain.observation["front"])
+    assert torch.equal(named.observation["goal"], plain.observation["goal"])
+
+
+SEEN = Dict(state=Box(-9, 9, (4,), np.float32), secret=Box(-9, 9, (2,), np.float32))
+
+
+def test_a_key_that_no_network_reads_may_be_missing(tmp_path):
+    """In a dataset for cloning; and in the env where a policy plays, what its critic alone reads."""
+    known = Dict(state=SEEN["state"])
+    gymnasium.register("Known-v0", partial(ScriptedEnv, known, UNIT, observe=draw, length=3))
+    gymnasium.register("Secret-v0", partial(ScriptedEnv, SEEN, UNIT, observe=draw, length=3))
+    policy = ActorCritic(SEEN, UNIT, actor_keys=["state"], critic_keys=["state", "secret"])
+    (episode,) = play_policy(GymnasiumEnv(1, "Known-v0"), policy, [1], 3)
+    assert episode.observation.keys() == {"state"}
+    writer = EpisodeWriter(tmp_path / "data", known, UNIT, 30)
+    writer.write(episode)
+    writer.finalise()
+    collected = partial(make_collector, DatasetCollector, num_steps=4, seed=3)
+    settings = {"env": GymnasiumEnv(1, "Secret-v0"), "path": str(tmp_path / "data")}
+    blind = ActorOnly(SEEN, UNIT, ignore_keys=["secret"])
+    rollout = collected(policy=blind, **settings).collect()
+    assert torch.equal(rollout["observation", "state"][0, :3], episode.observation["state"][:3])
+    with refused(names="observation.secret"):
+        collected(policy=policy, **settings)
+
+
+def test_a_wrapper_of_chunks_reads_demonstrations_in_chunks(tmp_path):
+    gymnasium.register("Chunked-v0", partial(ScriptedEnv, VECTOR, UNIT, length=4))
+    writer = EpisodeWriter(tmp_path / "data", VECTOR, UNIT, 30)
+    for t in range(4):
+        writer.add(np.zeros(VECTOR.shape), np.full(1, t / 4), 0.0, t == 3, False)
+    writer.end_episode(np.zeros(VECTOR.shape))
+    chunks = ActionChunk(1, lambda count: GymnasiumEnv(count, "Chunked-v0"), 2)
+    env = concrete(VectorEnvWrapper)(chunks)
+    policy = ActorOnly(env.single_observation_space, env.single_action_space)
+    path = str(tmp_path / "data")
+    rollout = make_collector(DatasetCollector, env, policy, 4, 0, path=path).collect()
+    assert rollout["action"][0, :2].flatten().tolist() == [0, 0.25, 0.5, 0.75]
 
 
 def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):

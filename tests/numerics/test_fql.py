@@ -22,7 +22,9 @@ from lightning_rl import (
     ReplayBuffer,
     SquashedActorCritic,
     ValueAtoms,
+    read_episodes,
 )
+from lightning_rl.extensions.datasets.replays import read_replay
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system import ranks
 from tests.arms import helped_arm
@@ -39,7 +41,7 @@ from tests.core.numerics.test_sac import (
 from tests.goal_envs import GoalProbe
 from tests.helpers import last, train
 from tests.messages import refused
-from tests.numerics.test_iql import asks, mixed, run_on  # noqa: F401  # a fixture
+from tests.numerics.test_iql import asks, mixed, run_on, with_unknown_ends  # noqa: F401  # a fixture
 from tests.q_references import backward, flat, forward
 from tests.references import numeric_gradient
 
@@ -315,6 +317,29 @@ def test_from_a_dataset_it_improves_on_the_data_and_goes_on_online(mixed, tmp_pa
     )  # fmt: skip
     assert online.updates_done > 30
     assert online.evaluation["avg_reward"] > 7.3
+
+
+def test_without_a_final_observation_the_last_step_is_left_out(mixed, tmp_path):  # noqa: F811
+    path, _ = with_unknown_ends(mixed[0], tmp_path)
+    run = offline(path, iterations=1)
+    run["model"]["updates_per_env_step"] = 0.05
+    made = []
+
+    def make_replay(*args, **settings):
+        made.append(ReplayBuffer(*args, capacity=320, **settings))
+        return made[0]
+
+    run["data"]["replay"] = make_replay
+    _, data, _ = train(tmp_path / "run", **run, trainer={"limit_val_batches": 0})
+    spaces = data.observation_space, data.action_space
+    transitions = []
+    for replay in (made[0], read_replay(read_episodes(path, action_space=spaces[1]), *spaces)):
+        (batch,) = replay.batches(1, 3000)
+        keys = ("observation", "action", "reward", "next_observation", "discount")
+        rows = torch.cat([batch[key].reshape(3000, -1) for key in keys], 1)
+        transitions.append({tuple(row) for row in rows.tolist()})
+    assert transitions[0] == transitions[1]
+    assert len(made[0]) == 10 * 7
 
 
 @pytest.mark.parametrize("settings", [{"chunk_size": 3}, {"algorithm": QC, "num_samples": 2}])

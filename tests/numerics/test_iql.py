@@ -1,6 +1,7 @@
 """Whole updates of IQL and AWAC are those of float64 references, with and without an env."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -260,6 +261,33 @@ def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp
     pairs = [(online.policy.actor, own.actor), (online.policy.critic, own.critic)]
     for one, other in [*pairs, (online.target_critic, own.critic)]:
         torch.testing.assert_close([*one.parameters()], [*other.parameters()], rtol=0, atol=1e-6)
+
+
+def with_unknown_ends(path, folder):
+    """Return two copies of a dataset: without final observations, and without last steps instead."""
+    env = asks(1)
+    unknown = [replace(episode, final_known=False) for episode in read_episodes(path)[:10]]
+    copies = {"unknown": unknown, "shorter": [part.steps_with_successor() for part in unknown]}
+    for name, episodes in copies.items():
+        spaces = env.single_observation_space, env.single_action_space
+        writer = EpisodeWriter(folder / name, *spaces, env.render_fps)
+        for episode in episodes:
+            writer.write(episode)
+        writer.finalise()
+    return [str(folder / name) for name in copies]
+
+
+@pytest.mark.parametrize("own", [{"gae_lambda": 0.9}, {"algorithm": AWAC}])
+def test_without_a_final_observation_the_last_step_is_left_out(own, mixed, tmp_path):
+    """As by replays: LeRobot's own datasets cannot store what a truncated episode ends with."""
+    modules = []
+    for path in with_unknown_ends(mixed[0], tmp_path):
+        run = run_on(path, iterations=1, n_epochs=1, **own)
+        module = train(tmp_path / "run", **run, trainer={"limit_val_batches": 0})[0]
+        shutil.rmtree(tmp_path / "run")
+        modules.append(module)
+    assert modules[0].optimizer_steps > 5
+    assert_same(*([*module.parameters()] for module in modules))
 
 
 def test_without_an_env_it_learns_the_same(mixed, tmp_path):

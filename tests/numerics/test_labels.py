@@ -1,5 +1,6 @@
 """`label`: rewards, returns, values and advantages are what their definitions say, and nothing is half written."""
 
+import json
 import os
 import signal
 import warnings
@@ -33,7 +34,7 @@ from lightning_rl.extensions.datasets.label import (
 from tests.helpers import make_collector
 from tests.messages import assert_names, refused
 
-pytest.importorskip("pyarrow", reason="the extra data is not installed")
+parquet = pytest.importorskip("pyarrow.parquet", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
 
 SPACES = (Box(-np.inf, np.inf, (4,)), gymnasium.spaces.Discrete(2))
@@ -65,6 +66,21 @@ def dataset(tmp_path):
 def by_definition(rewards, gamma):
     steps = range(len(rewards))
     return [sum(gamma ** (k - t) * rewards[k] for k in steps[t:]) for t in steps]
+
+
+def test_success_is_corrected_in_the_column_that_is_read(dataset):
+    """Some datasets name it `success`; the numbers keep the dtype that info.json names."""
+    (file,) = dataset.glob("data/**/*.parquet")
+    table = parquet.read_table(file)
+    names = [name.replace("next.success", "success") for name in table.column_names]
+    parquet.write_table(table.rename_columns(names), file)
+    info = json.loads((dataset / "meta/info.json").read_text())
+    info["features"]["success"] = info["features"].pop("next.success") | {"dtype": "int64"}
+    (dataset / "meta/info.json").write_text(json.dumps(info))
+    label(dataset, success=[1], failure=[0])
+    found = [episode.success for episode in read_episodes(dataset)]
+    assert found == [False, True, True, False, True]
+    assert str(parquet.read_schema(file).field("success").type) == "int64"
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])

@@ -2,12 +2,22 @@
 
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import SAC, EpisodeWriter, GripperSAC, GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl import (
+    SAC,
+    ActorOnly,
+    DatasetCollector,
+    EpisodeWriter,
+    GripperSAC,
+    GymnasiumEnv,
+    MixedReplay,
+    ReplayBuffer,
+)
 from tests.arms import helped_arm
 from tests.core.numerics.test_replay import (
     ACTION,
@@ -17,7 +27,8 @@ from tests.core.numerics.test_replay import (
     Stream,
     fixed_rollout,
 )
-from tests.helpers import last, train
+from tests.envs import ScriptedEnv
+from tests.helpers import last, make_collector, train
 from tests.messages import refused
 from tests.variants import after
 
@@ -216,6 +227,21 @@ def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(
         counting(str(tmp_path / "nowhere"))
     with refused(names=("data.replay.online_ratio", "[0, 1]", "1.5")):
         mixed(online_ratio=1.5)
+
+
+def test_an_env_of_another_rate_is_refused_also_if_its_rate_is_the_default(tmp_path):
+    path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])  # 10 frames per second
+    spaces = Box(-999, 999, (1,), np.float32), Box(-999, 999, (2,), np.float32)
+    gymnasium.register("Rate-v0", partial(ScriptedEnv, *spaces, metadata={"render_fps": 30}))
+    gymnasium.register("NoRate-v0", partial(ScriptedEnv, *spaces))
+    collected = partial(make_collector, DatasetCollector, path=path, num_steps=4, seed=0)
+    env, policy = GymnasiumEnv(1, "Rate-v0"), ActorOnly(*spaces)
+    with refused(names=("10 frames per second", "30 steps per second")):
+        collected(env=env, policy=policy)
+    collected(env=GymnasiumEnv(1, "NoRate-v0"), policy=policy)
+    data = {"num_envs": 1, "replay": partial(MixedReplay, demonstrations=path)}
+    with refused(names=("10 frames per second", "30 steps per second")):
+        train(tmp_path / "run", env="Rate-v0", data=data, model={"algorithm": SAC})
 
 
 def pendulum(replay):

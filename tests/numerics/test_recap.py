@@ -44,6 +44,7 @@ from lightning_rl.extensions.datasets.label import by_task
 from lightning_rl.extensions.datasets.playing import play_policy
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.extensions.recap import command as rounds
+from lightning_rl.extensions.recap.label_command import value_config
 from lightning_rl.extensions.tasks.probes import FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
 from tests.commands import Command
@@ -202,7 +203,9 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
             module._weight(broken, mask)
 
 
-def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True):
+def record(
+    path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True, extra=None
+):
     """Episodes whose length, and so the return, stands in their first number."""
     writer = EpisodeWriter(path, seen, Discrete(2), 10, pictures="png")
     generator = np.random.default_rng(0)
@@ -211,7 +214,8 @@ def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, 
         for t in range(length):
             left = (length - t) / 6
             place = np.array([left, *generator.normal(size=2)], np.float32)
-            writer.add(view(place), 0, 0.0, t == length - 1, False, task=tasks[number % len(tasks)])
+            said = {"task": tasks[number % len(tasks)], "extra": extra or {}}
+            writer.add(view(place), 0, 0.0, t == length - 1, False, **said)
         writer.end_episode(view(place), True if known else None)
     writer.finalise()
     return str(path)
@@ -310,6 +314,19 @@ def test_the_value_is_told_the_task(tmp_path):
     assert frames.single_observation_space.shape == (5,)
     assert frames.steps_of(0)[:, 3:].tolist() == [[0, 1]] * 2
     assert frames.steps_of(1)[:, 3:].tolist() == [[1, 0]] * 3
+
+
+def test_the_value_of_a_single_picture_is_told_the_task(tmp_path):
+    def view(place):
+        return np.full((48, 48, 3), round(255 * place[0]), np.uint8)
+
+    rgb = Box(0, 255, (48, 48, 3), np.uint8)
+    path = record(tmp_path / "data", 4, tasks=("push", "lift"), seen=rgb, view=view)
+    steps = ReturnFramesEnv(1, path).steps_of(0)
+    assert steps["observation"].shape == (2, 48, 48, 3)
+    assert steps["task"].tolist() == [[0, 1]] * 2
+    policy = value_config(path, {}, 500, 1)["model"]["init_args"]["policy"]["init_args"]
+    assert policy["encoder"]["class_path"] == "DictEncoder"
 
 
 @pytest.mark.parametrize(
@@ -491,6 +508,7 @@ SILENT = CONFIG.replace("lightning_rl.FiveDoors", f"{__name__}.Silent")
 NOT_STARTED = {
     "labels": ({"known": False}, {}, ("24 episodes", "data")),
     "env": ({}, {}, "different dataset"),
+    "extra": ({"extra": {"penalty": 0.0}}, {}, ("data", "penalty", "--extra")),
     "value": (None, {"value": CONFIG}, "value.yaml"),
     "silent": (None, {"doors": SILENT.replace("episodes: 12", "path: shown")}, ("Silent", "4 episodes")),
 }  # fmt: skip

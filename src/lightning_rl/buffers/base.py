@@ -133,6 +133,9 @@ class Replay(ABC, NamedSettings):
         """
         return None  # most replays hold only what collectors made
 
+    def check_rate(self, fps: float | None) -> None:
+        """Refuse an env of `fps` steps per second (None: unknown) if stored steps have another."""
+
     def metrics(self) -> dict[str, float]:
         """Return metrics by name."""
         return {"replay/size": float(len(self))}

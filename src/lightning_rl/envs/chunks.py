@@ -71,6 +71,8 @@ class ActionChunk(VectorEnvWrapper):
         ConfigurationError: a number is out of range, or the env supports neither.
     """
 
+    chunk_size: int
+
     def __init__(
         self,
         num_envs: int,

@@ -60,6 +60,9 @@ class VectorEnv(ABC, NamedSettings):
     steps_per_action: int = 1
     """Maximum env steps per action: more than 1 for action chunks."""
 
+    chunk_size: int | None = None
+    """Actions of a chunk, executed or not; None: an action is single."""
+
     persistent_state: tuple[str, ...] = ()
     """State entries that stay when an episode ends; a seeded reset restarts them."""
 
@@ -79,6 +82,13 @@ class VectorEnv(ABC, NamedSettings):
         While the counter rises, the call does not count as hanging; see `data.env_timeout_s`.
         """
         return 0
+
+    @property
+    def known_fps(self) -> float | None:
+        """`render_fps`, or None if it is the default that no env and no metadata set."""
+        # By identity: an env of exactly 30 steps per second has a known rate.
+        is_set = self.render_fps is not VectorEnv.render_fps or self.metadata.get("render_fps")
+        return self.render_fps if is_set else None
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

@@ -432,6 +432,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
                 directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
                 **({} if goals is None else {"goals": goals}),
             )
+            self.replay.check_rate(self._env.known_fps)
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(
                     "trainer.save_replay is false: checkpoints hold no replay. A resumed run "

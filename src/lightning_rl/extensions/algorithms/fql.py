@@ -14,7 +14,7 @@ from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.algorithms.flow_actor import FlowActorCritic
-from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, leave_out_unknown_ends
 from lightning_rl.extensions.datasets.mixed_replay import steps_of
 from lightning_rl.functional import flow_matching_loss, interpolate
 from lightning_rl.kwargs import FQLKwargs, QCKwargs, Unpack
@@ -101,6 +101,7 @@ class FlowQAlgorithm(QAlgorithm):
             f"All rewards of the dataset are 0 or unknown, but {name} learns from rewards: label "
             "them (rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
         )
+        leave_out_unknown_ends(rollout)
         lengths = (~rollout["padding"][:, :-1]).sum(1).tolist()
         room, steps = getattr(self.replay, "capacity", None), sum(lengths)
         require(
@@ -111,7 +112,8 @@ class FlowQAlgorithm(QAlgorithm):
         )
         spaces = self.policy.observation_space, self.policy.action_space
         for row, length in enumerate(lengths):
-            self.replay.extend(steps_of(rollout, row, 0, length).to_rollout(*spaces))
+            if length:
+                self.replay.extend(steps_of(rollout, row, 0, length).to_rollout(*spaces))
 
     def minibatches(self, rollout: TensorDict) -> Iterator[TensorDict]:
         size = self.policy.chunk_size

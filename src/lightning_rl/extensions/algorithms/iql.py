@@ -16,7 +16,7 @@ from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import mlp, widened
 from lightning_rl.extend.rollout import add_transition_field, next_observations
 from lightning_rl.extensions.algorithms.passes import passes
-from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, leave_out_unknown_ends
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.kwargs import DatasetActorCriticKwargs, IQLKwargs, Unpack
 
@@ -147,6 +147,7 @@ class DatasetActorCritic(Algorithm):
             "executed" not in rollout.keys(),
             f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
+        leave_out_unknown_ends(rollout)
         # At a time limit this is the true final observation; after a termination it has no
         # effect.
         add_transition_field(rollout, "next_observation", next_observations(rollout))
@@ -181,6 +182,9 @@ class DatasetActorCritic(Algorithm):
         steps = ("reward", "terminated", "truncated", "final_value")
         of_steps = {key: rollout[key][:, :-1] for key in steps}
         value = rollout["value"]
+        # Of a step that is left out it is 0: the step before bootstraps from its value.
+        left_out = rollout.get("padding", torch.zeros_like(rollout["done"]))[:, :-1]
+        of_steps["reward"] = torch.where(left_out, value[:, :-1], of_steps["reward"])
         advantage, _ = gae(value=value, gamma=self.gamma, gae_lambda=gae_lambda, **of_steps)
         add_transition_field(rollout, "advantage", advantage)
 

@@ -1,6 +1,6 @@
 """Execute a chunk of actions while the policy computes the next chunk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -113,3 +113,10 @@ def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[An
         return named(box, names_of(space))
     assert isinstance(space, gymnasium.spaces.MultiDiscrete)
     return gymnasium.spaces.Discrete(int(space.nvec[0]))
+
+
+def without_keys(space: gymnasium.Space[Any], keys: Collection[str]) -> gymnasium.Space[Any]:
+    """Return a Dict space without some keys, and other spaces unchanged."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return space
+    return gymnasium.spaces.Dict({key: part for key, part in space.items() if key not in keys})

@@ -2,15 +2,16 @@
 
 from typing import Any, cast
 
-import gymnasium
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import Algorithm
+from lightning_rl import Algorithm, Policy
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import RunningMoments
+from lightning_rl.extend.rollout import allocate_rollout
+from lightning_rl.extensions.datasets.episode import CODES, CONDITION
 from lightning_rl.extensions.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.extensions.vla.statistics import Statistics, choose, numbers, read_statistics
 
@@ -49,17 +50,16 @@ class DatasetStatistics(Callback):
             "DatasetStatistics: the policy keeps no statistics of its inputs. Set "
             "model.policy.normalize_observation: true, or normalize: true of its encoder.",
         )
-        require(
-            not any(int(moment.count) for moment in moments),
-            "DatasetStatistics: the policy already has statistics, from trainer.init_from: remove "
-            "this callback or init_from.",
-        )
-        # Two observations, mean + std and mean - std, have exactly this mean and variance (the
-        # third is the bootstrap slot, which does not count); then the count gives them the
-        # dataset's weight.
-        module.policy.update_normalization(self._rollout(module.policy.observation_space))
-        for moment in moments:
-            moment.count.mul_(self._frames // 2)
+        counts = [int(moment.count) for moment in moments]
+        module.policy.update_normalization(self._rollout(module.policy))
+        for moment, count in zip(moments, counts, strict=True):
+            if int(moment.count) > count:  # not of a frozen base
+                require(
+                    count == 0,
+                    "DatasetStatistics: the policy already has statistics, from "
+                    "trainer.init_from: remove this callback or init_from.",
+                )
+                moment.count.fill_(self._frames)
 
     @property
     def _frames(self) -> int:
@@ -67,14 +67,23 @@ class DatasetStatistics(Callback):
         # A column may count less than others; the largest count is the dataset's.
         return max(2, *(int(numbers(count, "count").max()) for count in counts)) if counts else 2
 
-    def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
-        tree: dict[tuple[str, ...], Tensor] = {}
+    def _rollout(self, policy: Policy) -> TensorDict:
+        """Return a rollout [1, 2 + 1] of the dataset's mean and variance.
+
+        Two observations, mean + std and mean - std, have exactly this mean and variance; the third
+        is the bootstrap slot, which does not count.
+        """
+        space, device = policy.observation_space, policy.version.device
+        fields: dict[str, Any] = {"extra_fields": policy.extra_fields, "device": device}
+        rollout = allocate_rollout(space, policy.action_space, 1, 2, **fields)
         for leaf in leaves_of(space):
-            mean, std = (self._of(leaf, name) for name in ("mean", "std"))
-            tree["observation", *leaf.path] = torch.stack((mean + std, mean - std, mean))[None]
-        rollout = TensorDict({}, [1, 3])
-        for path, value in tree.items():
-            rollout[path] = value
+            if leaf.path[:1] not in {(key,) for key in policy.ignore_keys}:
+                mean, std = (self._of(leaf, name) for name in ("mean", "std"))
+                values = torch.stack((mean + std, mean - std, mean))[None]
+                # Not copied: a picture's statistics are no whole numbers.
+                rollout["observation", *leaf.path] = values.to(device)
+        if CONDITION in rollout.keys():  # both conditions, which the dataset's labels decide later
+            rollout[CONDITION][0, :2] = torch.tensor([CODES["good"], CODES["bad"]])
         return rollout
 
     def _of(self, leaf: Leaf, name: str) -> Tensor:

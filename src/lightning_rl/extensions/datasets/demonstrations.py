@@ -20,7 +20,7 @@ from lightning_rl import (
 )
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.rollout import allocate_rollout, map_tree
-from lightning_rl.extensions.datasets.ahead import single
+from lightning_rl.extensions.datasets.ahead import single, without_keys
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.playing import play_side_by_side
@@ -87,7 +87,7 @@ class DatasetCollector(Collector):
             f"condition is {condition!r}, and {type(self.policy).__name__} ignores conditions: set "
             "model.policy: {class_path: ConditionedPolicy, init_args: {policy: ...}}.",
         )
-        self._tokenizer, space = _tokenizer_for(tokenizer, env.single_observation_space)
+        self._tokenizer, space = _tokenizer_for(tokenizer, self._space)
         if path is None:
             for name, setting in (("condition", condition), ("tokenizer", tokenizer)):
                 require(
@@ -106,8 +106,8 @@ class DatasetCollector(Collector):
             path,
             keys,
             observation_space=space,
-            action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
-            fps=fps or _fps_of(env),
+            action_space=single(env.single_action_space, env.chunk_size),
+            fps=fps or env.known_fps,
             **settings,
         )
         self._count = episodes or len(self._dataset)
@@ -140,6 +140,11 @@ class DatasetCollector(Collector):
         super().load_state_dict(state)
         self._rollouts = state.get("rollouts", 0)
 
+    @property
+    def _space(self) -> gymnasium.Space[Any]:
+        # A key that no network of the policy reads may be missing in the dataset.
+        return without_keys(self.env.single_observation_space, self.policy.ignore_keys)
+
     def _allocate(self, rows: int, lengths: list[int]) -> TensorDict:
         require(
             not self.env.info_fields,
@@ -147,7 +152,7 @@ class DatasetCollector(Collector):
             "but demonstrations have no infos: remove data.extra_fields.",
         )
         rollout = allocate_rollout(
-            self.env.single_observation_space,
+            self._space,
             self.env.single_action_space,
             rows,
             -(-max(lengths) // self.env.steps_per_action),
@@ -164,7 +169,7 @@ class DatasetCollector(Collector):
         # them.
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         rollout["final_observation"].clear()
-        chunk = getattr(self.env, "chunk_size", 1)
+        chunk = self.env.chunk_size or 1
         labels = []
         for row, episode in enumerate(episodes):
             execute = self.env.steps_per_action
@@ -219,8 +224,15 @@ class DatasetCollector(Collector):
         return labels
 
 
-def _fps_of(env: VectorEnv) -> float | None:
-    return None if env.render_fps == VectorEnv.render_fps else env.render_fps
+def leave_out_unknown_ends(rollout: TensorDict) -> None:
+    """Turn truncated last steps without a final observation into padding, as replays leave out.
+
+    For algorithms that bootstrap from a `rollout` [N, T+1]; cloning needs no next observation.
+    """
+    unknown = rollout["truncated"] & ~rollout["terminated"] & (rollout["final_index"] == 0)
+    # A terminated step needs no final observation.
+    for key in ("padding", "terminated"):
+        rollout[key] = rollout[key] | unknown
 
 
 def _tokenizer_for(
@@ -234,9 +246,8 @@ def _tokenizer_for(
         f"tokenizer is set, but the observation has no language: {space}. Wrap the env in "
         "VLAObservation, or remove tokenizer.",
     )
-    encoder_spaces = {key: part for key, part in spaces.items() if key != "language"}
     length = int(spaces["language"].shape[0])  # type: ignore[index]  # a Box
-    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(encoder_spaces)
+    return InstructionTokenizer(path, length), without_keys(space, ["language"])
 
 
 @torch.no_grad()

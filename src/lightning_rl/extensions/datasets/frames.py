@@ -189,7 +189,8 @@ class ReturnFramesEnv(RecordedFrames):
 
     `ValueFit` trains in it. The bins are equidistant, from -1 to 0 for returns of success, else
     from the lowest to the highest return. With several tasks, and without `language`, the
-    observation has a one-hot of the task, as last numbers or as key `task`.
+    observation has a one-hot of the task: as last numbers of a vector, or as key `task` of a Dict,
+    in which an observation of another shape is the key `observation`.
 
     Args:
         num_envs: number of frames per step.
@@ -304,7 +305,10 @@ class ReturnFramesEnv(RecordedFrames):
         mark = torch.eye(count)[task].expand(length, -1)
         if isinstance(observation, dict):
             return _joined([{**observation, "task": mark}])
-        return torch.cat((observation, mark.to(observation)), 1)
+        if observation.ndim == 2:
+            return torch.cat((observation, mark.to(observation)), 1)
+        # A picture, a matrix or a scalar has no room for further numbers.
+        return _joined([{"observation": observation, "task": mark}])
 
 
 def _joined(observations: Sequence[Any]) -> Observation:

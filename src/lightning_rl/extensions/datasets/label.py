@@ -322,7 +322,8 @@ def label_dataset(
         values = None if value is None else value(directory)
         labels, tasks = _labels(episodes, rewards, values, settings)
         _report_doubts(directory, tasks, settings)
-        _write(directory, reader.places(), episodes, labels)
+        success_column = reader.columns.get("success")
+        _write(directory, reader.places(), episodes, labels, success_column)
     finally:
         # Before the lock opens: afterwards it could be the lock of another process.
         (directory / LOCK).unlink(missing_ok=True)
@@ -472,6 +473,7 @@ def _write(
     places: Sequence[tuple[Path, int, Path, int]],
     episodes: Sequence[Episode],
     labels: Labels,
+    success_column: str | None,
 ) -> None:
     """Rewrite tables and descriptions with labels; `places`: see `LeRobotEpisodes.places`."""
     columns = {
@@ -482,11 +484,14 @@ def _write(
     success = [episode.success for episode in episodes]
     info = lerobot.read_json(path / lerobot.INFO)
     info["features"] |= {key: lerobot.number_feature("float32") for key in columns}
+    # The column of steps that the reader reads; LeRobot's own datasets have none.
+    marks = {key: info["features"][key]["dtype"] for key in [success_column] if key is not None}
     with replacing_folders(path) as copy:
         for file in path.glob("data/**/*.parquet"):
             # A data file may hold several episodes: their first rows tell which.
             begins = {begin: i for i, (at, begin, *_) in enumerate(places) if at == file}
-            _rewrite(file, copy / file.relative_to(path), _of_steps(file, begins, columns, success))
+            added = _of_steps(file, begins, columns, success, marks)
+            _rewrite(file, copy / file.relative_to(path), added)
         for file in lerobot.files_of(path / lerobot.EPISODES):
             rows = {row: i for i, (*_, at, row) in enumerate(places) if at == file}
             added = _of_episodes(file, rows, statistics, success)
@@ -506,16 +511,21 @@ def _of_steps(
     begins: Mapping[int, int],
     labels: Mapping[str, Sequence[np.ndarray]],
     success: Sequence[bool | None],
+    marks: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the label columns of a data file; `begins` maps first rows to episode numbers."""
+    """Return the label columns of a data file.
+
+    `begins` maps first rows to episode numbers, `marks` the column of success to its dtype.
+    """
     count = sum(TableFile(file, []).counts)
     columns = {key: np.full(count, np.nan, np.float32) for key in labels}
-    columns["next.success"] = np.zeros(count, bool)
+    columns |= {key: np.zeros(count, dtype) for key, dtype in marks.items()}
     for begin, i in begins.items():
         for key, parts in labels.items():
             columns[key][begin : begin + len(parts[i])] = parts[i]
         # Success stands at the last step alone, as the writer of this package has it.
-        columns["next.success"][begin + len(parts[i]) - 1] = bool(success[i])
+        for key in marks:
+            columns[key][begin + len(parts[i]) - 1] = bool(success[i])
     return {key: lerobot.as_column(values) for key, values in columns.items()}
 
 
@@ -550,9 +560,7 @@ def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
         first = 0
         for table in TableFile(source).groups():
             for key, column in columns.items():
-                # LeRobot's own datasets have no `next.success`.
-                if key != "next.success" or key in table.column_names:
-                    table = with_column(table, key, column.slice(first, len(table)))
+                table = with_column(table, key, column.slice(first, len(table)))
             first += len(table)
             metadata = {
                 k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"

@@ -237,8 +237,13 @@ class LeRobotEpisodes(Episodes):
         recorded_leaves: list[Leaf] = described.get("observation", [])
         columns = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
         if space is None and columns:
+            by_key = {leaf.key: leaf for leaf in recorded_leaves}
+            # The recording knows shapes that LeRobot's format cannot store.
             return [
-                lerobot.leaf_of(key, self._features[key], tuple(name.split(".")[1:]))
+                replace(
+                    by_key.get(key) or lerobot.leaf_of(key, self._features[key], ()),
+                    path=tuple(name.split(".")[1:]),
+                )
                 for name, key in columns.items()
             ]
         if space is None:

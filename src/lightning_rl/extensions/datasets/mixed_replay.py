@@ -20,7 +20,7 @@ from lightning_rl.extend.files import expanded
 from lightning_rl.extend.rollout import GoalFunction, final_observations, map_tree
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
-from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.reader import check_fps, read_episodes
 from lightning_rl.extensions.datasets.replays import rewarded
 from lightning_rl.extensions.datasets.ring_fragments import fragment_rewards, fragments
 
@@ -96,6 +96,7 @@ class MixedReplay(Replay):
         # Open the dataset now to report errors early; read it with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
+        self._rate: tuple[Path, float | None] | None = None  # of the dataset
         if demonstrations is not None:
             self._source = self._open(demonstrations, penalties, settings)
         self._open_env: int | None = None  # env of the last stored intervention, if it continues
@@ -112,6 +113,7 @@ class MixedReplay(Replay):
         else:
             obs, action = self._spaces
             episodes = read_episodes(path, observation_space=obs, action_space=action, **settings)
+            self._rate = resolved, episodes.fps
             count, source = sum(episodes.lengths), _of_dataset(episodes, penalties)
             if (first := next(source, None)) is not None:  # read one episode to find errors now
                 source = chain((first,), source)
@@ -134,6 +136,10 @@ class MixedReplay(Replay):
         return len(self.online) + len(self.offline)
 
     # --- write ---
+
+    def check_rate(self, fps: float | None) -> None:
+        if self._rate is not None:
+            check_fps(*self._rate, fps)
 
     def extend(self, rollout: TensorDict) -> None:
         require(

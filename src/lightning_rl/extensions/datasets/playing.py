@@ -15,7 +15,7 @@ from lightning_rl.extend.envs import Observation, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
 from lightning_rl.extend.rollout import map_tree
-from lightning_rl.extensions.datasets.ahead import ActionFunction, single
+from lightning_rl.extensions.datasets.ahead import ActionFunction, single, without_keys
 from lightning_rl.extensions.datasets.episode import Episode
 
 
@@ -122,19 +122,36 @@ def play_policy(
     Raises:
         ConfigurationError: if the policy is for another env.
     """
+    check_fits(policy, env, chunk_size, "The policy", "play it in the env that it was trained in.")
+    action_seeds = None if deterministic else seeds
+    actor = ChunkActor(policy, env.num_envs, action_seeds, chunk_size, execute)
+    return play_side_by_side(env, actor, seeds, max_steps)
+
+
+def check_fits(
+    policy: Policy, env: VectorEnv, chunk_size: int | None, name: str, cure: str
+) -> None:
+    """Refuse an env with other observations or actions than those of a policy.
+
+    Keys that acting does not read, such as of the critic, may be missing or different. `name` and
+    `cure` are for the message.
+
+    Raises:
+        ConfigurationError: naming the space of both.
+    """
+    read, observed = policy.acting_space, env.single_observation_space
+    if isinstance(read, gymnasium.spaces.Dict) and isinstance(observed, gymnasium.spaces.Dict):
+        unread = policy.observation_space.spaces.keys() - read.spaces.keys()  # type: ignore[attr-defined]  # a Dict
+        observed = without_keys(observed, unread)
     spaces = {
-        "observation": (policy.observation_space, env.single_observation_space),
+        "observation": (read, observed),
         "action": (single(policy.action_space, chunk_size), env.single_action_space),
     }
     for kind, (policy_space, env_space) in spaces.items():
         require(
             policy_space == env_space,
-            f"The policy has the {kind} space {policy_space}, but the env has {env_space}: "
-            "play it in the env that it was trained in.",
+            f"{name} has the {kind} space {policy_space}, but the env has {env_space}: {cure}",
         )
-    action_seeds = None if deterministic else seeds
-    actor = ChunkActor(policy, env.num_envs, action_seeds, chunk_size, execute)
-    return play_side_by_side(env, actor, seeds, max_steps)
 
 
 @torch.no_grad()

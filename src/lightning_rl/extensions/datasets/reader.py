@@ -73,12 +73,17 @@ def read_episodes(
     if observation_space is not None and recorded != observation_space:
         episodes.encode = partial(encoded, observation_space)
     episodes.action_space, episodes.actions_outside = action_space, actions_outside
-    _check_fps(directory, episodes.fps, fps)
+    check_fps(directory, episodes.fps, fps)
     _report_rule(directory, episodes.rule)
     return episodes
 
 
-def _check_fps(directory: Path, dataset_fps: float | None, fps: float | None) -> None:
+def check_fps(directory: Path, dataset_fps: float | None, fps: float | None) -> None:
+    """Refuse a dataset with another rate than the env's, `fps`; None: unknown.
+
+    Raises:
+        ConfigurationError: naming both rates.
+    """
     # Minari datasets have no rate.
     require(
         fps is None or dataset_fps is None or abs(fps - dataset_fps) <= 1e-3 * fps,

@@ -27,8 +27,8 @@ from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import tell, tell_from_handler
 from lightning_rl.extend.policies import picture_keys
-from lightning_rl.extensions.datasets.ahead import ActionFunction, ChunksAhead, single
-from lightning_rl.extensions.datasets.playing import ChunkActor
+from lightning_rl.extensions.datasets.ahead import ActionFunction, ChunksAhead
+from lightning_rl.extensions.datasets.playing import ChunkActor, check_fits
 from lightning_rl.extensions.datasets.record import (
     RecordedEpisode,
     Recorder,
@@ -287,18 +287,8 @@ def _action_functions(
         settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
     ).policy
     size = chunk_size_of(policy.action_space, space)
-    actions = single(policy.action_space, size)
-    spaces = {
-        "observation": (policy.observation_space, env.single_observation_space),
-        "action": (actions, space),
-    }
-    for kind, (policy_space, env_space) in spaces.items():
-        require(
-            policy_space == env_space,
-            f"The policy of {settings.ckpt_path} has the {kind} space {policy_space}, and the env "
-            f"has {env_space}: record in the env that it was trained in.",
-        )
-
+    name, cure = f"The policy of {settings.ckpt_path}", "record in the env that it was trained in."
+    check_fits(policy, env, size, name, cure)
     require(
         settings.execute is None or size is not None,
         "execute is for a policy of chunks, and this one chooses single actions.",

@@ -30,6 +30,7 @@ from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded, shown, tell, write_atomically
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
+from lightning_rl.extensions.datasets.lerobot_format import LABELS
 from lightning_rl.extensions.datasets.playing import play_policy
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.record_command import tell_unused_in, without_chunks
@@ -172,7 +173,15 @@ class Rounds:
     def _copy_recordings(self) -> dict[str, Any]:
         """Copy the dataset of `--from`, and check that episodes of the env can extend the copy."""
         path = self.settings["from"]
-        unknown = read_episodes(path).successes().count(None)
+        episodes = read_episodes(path)
+        extras = {*getattr(episodes, "extras", ())} - {*LABELS}
+        require(
+            not extras,
+            f"{path} has the extras {', '.join(sorted(extras))}, which episodes of the rounds do "
+            "not have: record it without them (rl-cli record without --extra), or copy it without "
+            "them: EpisodeWriter.write(replace(episode, extra={})).",
+        )
+        unknown = episodes.successes().count(None)
         require(
             unknown == 0,
             f"{unknown} episodes of {path} have no success label: label them, rl-cli label {path} "

@@ -16,6 +16,7 @@ from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import dump_yaml, tell, write_atomically
 from lightning_rl.extend.policies import picture_keys
 from lightning_rl.extend.spaces import space_of
+from lightning_rl.extensions.datasets.frames import ReturnFramesEnv
 from lightning_rl.extensions.datasets.label import (
     Chosen,
     LabelSettings,
@@ -119,6 +120,9 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
         seed: of the weights and the order of frames.
     """
     space = space_of(read_episodes(path)[0].observation)
+    # Beside a single picture the env shows which of several tasks it is.
+    if picture_keys(space) and not isinstance(space, gymnasium.spaces.Dict):
+        space = ReturnFramesEnv(1, path, **frames).single_observation_space
     policy: dict[str, Any] = {"hidden_sizes": [64, 64]}
     # Numbers need a normalizer; an encoder of pictures normalizes its other inputs itself.
     if not picture_keys(space):
