@@ -187,7 +187,7 @@ class _Walk:
                     f"{path}: a constructor of your own takes the short name {name} only for an "
                     "argument with a type, as in policy: Policy."
                 )
-            return _as_text(_read(value), path)
+            return _as_text(value, path)
         parts = parts_of(kind)
         if value is None and default is None:
             return None
@@ -345,7 +345,7 @@ def _read(value: Any) -> Any:
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
     """Convert a plain value to a type; return `EMPTY` if that fails."""
-    yaml_value = _as_text(_read(value), path)
+    yaml_value = _as_text(value, path)
     is_whole = isinstance(yaml_value, float) and yaml_value.is_integer()
     # YAML reads `1e6` as a float, also for a setting that is a whole number.
     for candidate in (yaml_value, int(yaml_value) if is_whole else yaml_value, value):
@@ -356,7 +356,8 @@ def _converted(kind: Any, value: Any, path: str) -> Any:
 
 
 def _as_text(value: Any, path: str) -> Any:
-    """Quote the texts in a tree, so that jsonargparse does not parse them as YAML."""
+    """Read typed values in a tree, and quote its texts: jsonargparse would parse them as YAML."""
+    value = _read(value)
     if isinstance(value, list):
         return [_as_text(entry, path) for entry in value]
     if isinstance(value, dict):

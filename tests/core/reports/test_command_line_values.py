@@ -1,6 +1,8 @@
 """What stands in a config or on the command line reaches a run as its writer meant it."""
 
+import json
 import os
+from math import inf
 from typing import Any
 
 import pytest
@@ -63,6 +65,18 @@ def test_a_number_that_is_whole_is_so_where_one_is_wanted():
     assert isinstance(found["free"]["x"], float)
     with refused(names=("seed", "1.5")):
         check_options(["--seed", "1.5"], kinds)
+
+
+def test_below_a_free_mapping_a_path_says_what_a_mapping_says():
+    kinds = {"free": dict[str, Any], "texts": dict[str, str], "any": Any}
+    values = {"a": False, "b": 5, "c": "abc", "d": "5", "e": inf, "f": {"g": None}}
+    typed = ["a=false", "b=5", "c=abc", "d='5'", "e=.inf", "f.g=null"]
+    for name in ("free", "any"):
+        assert check_options([f"--{name}.{text}" for text in typed], kinds) == {name: values}
+        # Commands pass settings on as JSON, which writes Infinity.
+        assert check_options([f"--{name}={json.dumps(values)}"], kinds) == {name: values}
+    assert check_options(["--texts.a=5", "--texts.b=off"], kinds)["texts"] == {"a": "5", "b": "off"}
+    assert load_yaml(dump_yaml(["NaN", "-Infinity", -inf])) == ["NaN", "-Infinity", -inf]
 
 
 OFF_OVER_A_CLASS = {
