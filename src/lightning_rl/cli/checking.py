@@ -35,6 +35,7 @@ from lightning_rl.cli.parsing import (
     BEFORE,
     FILLED_IN,
     OF_THE_CLASS,
+    NamedLater,
     TurnedOn,
     Typed,
     UsageError,
@@ -178,6 +179,8 @@ class _Walk:
         # Only a switch keeps its earlier settings under `true`; other types refuse the text.
         if isinstance(value, TurnedOn) and bool not in parts_of(kind).plain:
             value = Typed("true")
+        if isinstance(value, NamedLater) and not parts_of(kind).families:
+            value = value["class_path"]
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -337,6 +340,8 @@ def _content(value: Any, path: str) -> Any:
 
 
 def _read(value: Any) -> Any:
+    if isinstance(value, NamedLater):  # no class is meant where plain values are read
+        value = value["class_path"]
     if isinstance(value, Typed) and value.strip():
         with suppress(yaml.YAMLError, ValueError, LookupError, AttributeError):
             return load_yaml(str(value))

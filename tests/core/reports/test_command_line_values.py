@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_rl import Algorithm
 from lightning_rl.cli.checking import SECTIONS, check_options
 from lightning_rl.system.files import expanded, read_text
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
@@ -76,7 +77,32 @@ def test_below_a_free_mapping_a_path_says_what_a_mapping_says():
         # Commands pass settings on as JSON, which writes Infinity.
         assert check_options([f"--{name}={json.dumps(values)}"], kinds) == {name: values}
     assert check_options(["--texts.a=5", "--texts.b=off"], kinds)["texts"] == {"a": "5", "b": "off"}
+    replaced = ["--free", "{a: {b: 1}}", "--free.a", "name"]
+    assert check_options(replaced, kinds) == {"free": {"a": "name"}}
     assert load_yaml(dump_yaml(["NaN", "-Infinity", -inf])) == ["NaN", "-Infinity", -inf]
+
+
+PPO = ("--model=PPO", "--model.policy=ActorCritic")
+
+
+def settings_of(*typed, name="optimizer"):
+    found = check_options(typed, {"model": Algorithm})["model"]["init_args"]
+    return found[name].get("init_args", {})
+
+
+def test_settings_before_their_class_are_its_own(tmp_path):
+    late = ("--model.optimizer=torch.optim.AdamW",)
+    assert settings_of(*PPO, "--model.optimizer.eps=0.1", *late) == {"eps": 0.1}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"model": {"class_path": "PPO"}}))
+    for typed in (
+        (*PPO, "--model.optimizer.epz=1", *late),
+        ("--model.epz=1", f"--config={tmp_path / 'a.yaml'}"),
+        ("--model.init_args={epz: 1}", *PPO),
+    ):
+        with refused(names="epz"):
+            settings_of(*typed)
+    with refused(names=("data", "'foo'", "YAML")):
+        check_options(["--data.num_envs=2", "--data=foo"], SECTIONS)
 
 
 OFF_OVER_A_CLASS = {
