@@ -48,7 +48,7 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
-from lightning_rl.system.declared import Parts, describe_type, parts_of
+from lightning_rl.system.declared import Family, Parts, describe_type, parts_of
 from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.extensions import import_present
 from lightning_rl.system.jsonargparse_private import (
@@ -248,12 +248,9 @@ class _Walk:
         cls = family.cls if name is None else self._resolved(name, parts, path, is_text)
         if is_text and not isinstance(cls, type):
             return name
-        parameters = parameters_of(cls)
-        # The env, or the caller of a factory, passes these arguments.
-        filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
-        settable = {name: param for name, param in parameters.items() if name not in filled_in}
+        settable = _settable(cls, family)
         settings = {name: value for name, value in spec.items() if name not in OF_THE_CLASS}
-        replaced_settings = spec.get(BEFORE, {})
+        replaced_settings = self._chosen(spec, parts, path)
         # The new class takes the settings of the class it replaces, where name and type fit.
         shared = {
             name: value
@@ -262,8 +259,28 @@ class _Walk:
         }
         settings = shared | {k: override(shared.get(k), v) for k, v in settings.items()}
         settings = self._settings(cls, settable, settings, path, replaced_settings)
-        extra = {"init_args": settings, "dict_kwargs": spec.get("dict_kwargs")}
+        extra = {"init_args": settings, "dict_kwargs": _as_text(spec.get("dict_kwargs"), path)}
         return {"class_path": name} | {key: content for key, content in extra.items() if content}
+
+    def _chosen(self, spec: Mapping[str, Any], parts: Parts, path: str) -> dict[str, Any]:
+        """Return the settings of replaced classes, without the defaults that a run's file lists."""
+        if BEFORE not in spec:
+            return {}
+        replaced = spec[BEFORE]
+        settings = {name: value for name, value in replaced.items() if name not in OF_THE_CLASS}
+        with suppress(Exception):  # all settings count of a class that cannot be imported
+            cls = self._resolved(replaced["class_path"], parts, path, False)
+            params = _settable(cls, parts.families[0])
+            defaults = {k: v.default for k, v in params.items() if v.default is not EMPTY}
+            # Only a file of a run has all settings of a class: other files have chosen ones.
+            if defaults.keys() <= settings.keys():
+                settings = {
+                    name: value
+                    for name, value in settings.items()
+                    if isinstance(value, Typed) or not _is_default(value, defaults.get(name, EMPTY))
+                }
+        earlier = self._chosen(replaced, parts, path)
+        return earlier | {name: override(earlier.get(name), v) for name, v in settings.items()}
 
     def _suits(self, kind: Any, value: Any, path: str) -> bool:
         try:
@@ -327,6 +344,17 @@ class _Walk:
                 f"defines them{_known(family.cls)}."
             )
         return cls
+
+
+def _settable(cls: Any, family: Family) -> dict[str, ParamData]:
+    parameters = parameters_of(cls)
+    # The env, or the caller of a factory, passes these arguments.
+    filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
+    return {name: param for name, param in parameters.items() if name not in filled_in}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
 
 
 def _names_class(text: str, parts: Parts) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.optim import Adam
 
 from lightning_rl import Algorithm
 from lightning_rl.cli.checking import SECTIONS, check_options
 from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from tests.commands import rl_cli
 from tests.messages import refused
@@ -88,6 +90,25 @@ PPO = ("--model=PPO", "--model.policy=ActorCritic")
 def settings_of(*typed, name="optimizer"):
     found = check_options(typed, {"model": Algorithm})["model"]["init_args"]
     return found[name].get("init_args", {})
+
+
+def test_a_replaced_class_hands_on_what_was_chosen_and_not_its_defaults():
+    defaults = {k: v.default for k, v in parameters_of(Adam).items() if k != "params"}
+    for settings, typed, handed_on in (
+        (defaults | {"eps": 1e-5}, (), {"eps": 1e-5}),
+        (defaults, ("--model.optimizer.weight_decay=0",), {"weight_decay": 0.0}),
+        ({"weight_decay": 0.0}, (), {"weight_decay": 0.0}),  # chosen: a run writes all
+    ):
+        optimizer = json.dumps({"class_path": "torch.optim.Adam", "init_args": settings})
+        options = (*PPO, f"--model.optimizer={optimizer}", *typed)
+        assert settings_of(*options, "--model.optimizer=torch.optim.AdamW") == handed_on
+
+
+def test_settings_outlast_two_replacements():
+    chosen = (*PPO, "--model.policy.hidden_sizes=[7]")
+    for between in (("--model.policy=ActorOnly",), ("--model=GRPO",), ("--model=SAC",)):
+        found = settings_of(*chosen, *between, *PPO, name="policy")
+        assert found == {"hidden_sizes": [7]}, between
 
 
 def test_settings_before_their_class_are_its_own(tmp_path):
