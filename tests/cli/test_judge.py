@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_rl.cli.app import run
+from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.extensions.judging import command
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import SMALL_RUN, error_of
@@ -31,9 +32,9 @@ def register(monkeypatch):
     """Return a function that registers an env of the shelf like CartPole for this test."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
 
-    def make(name, **answers):
+    def make(name, limit=5, **answers):
         env = partial(ScriptedEnv, CART_POLE, gymnasium.spaces.Discrete(2), **answers)
-        gymnasium.register(name, env, max_episode_steps=5)
+        gymnasium.register(name, env, max_episode_steps=limit)
         return ["--data.env", "GymnasiumEnv", "--data.env.id", name]
 
     return make
@@ -117,6 +118,15 @@ def test_new_processes_change_nothing(policy):
     _, lines, path = judge(policy)
     path.with_suffix(".jsonl").unlink()
     assert judge(policy, "--workers", 2)[1] == lines
+
+
+def test_an_env_without_a_limit_is_cut_where_the_evaluations_of_the_run_cut_it(
+    policy, register, monkeypatch, capsys
+):
+    monkeypatch.setattr(FirstEpisodes, "LEAST_BOUND", 20)
+    (row,) = judge(policy, *register("Endless-v0", limit=None))[0]["rows"].values()
+    assert row["lengths"] == [3 * 16] * 3, "an epoch: three iterations of 16 steps"
+    assert_names(capsys.readouterr().out, "3 of 3", "data.max_eval_episode_steps")
 
 
 def test_a_typed_setting_has_its_own_journal(policy):

@@ -43,6 +43,10 @@ STEPS = [1000, 2000, 3000, 4000]
 pytestmark = pytest.mark.usefixtures("own_directory")
 
 
+def of_gymnasium(id):
+    return {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": id, "env_kwargs": None}}
+
+
 def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0, **settings):
     """Write what `rl-cli fit` writes, as far as a report reads it."""
     directory = Path("outputs", name)
@@ -53,7 +57,7 @@ def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0,
         "exp_name": name.partition("_2")[0],
         "output_dir": "outputs",
         "model": {"class_path": "lightning_rl.PPO", "init_args": flat},
-        "data": {"env": {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": env}}},
+        "data": {"env": env if isinstance(env, dict) else of_gymnasium(env)},
         "trainer": {"best_metric": "eval/avg_reward", "best_mode": "max"},
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
@@ -235,6 +239,19 @@ def test_what_there_is_not_is_refused_with_what_there_is(capsys):
     assert_names(err, "--output report.pdf", ".html, .md, .json")
     err = error_of(capsys, "report", "outputs", "--metrc", "x")
     assert_names(err, "report", "--metrc", "close matches: metric")
+
+
+def test_the_env_within_its_wrappers_is_compared(capsys):
+    for name, id in {"plain": "Hopper-v5", "wrapped": "Hopper-v5", "other": "Ant-v5"}.items():
+        env = of_gymnasium(id)
+        for wrapper in () if name == "plain" else ("RepeatAction", "ActionChunk"):
+            env = {"class_path": f"lightning_rl.{wrapper}", "init_args": {"env": env}}
+        make_run(f"{name}_20260101_000000", [1, 2, 3, 4], env=env)
+    plain, wrapped, other = (
+        f"outputs/{name}_20260101_000000" for name in ("plain", "wrapped", "other")
+    )
+    assert compare([plain, wrapped]).env == "Hopper-v5"
+    assert_names(error_of(capsys, "report", wrapped, other, status=1), "Hopper-v5", "Ant-v5")
 
 
 def test_a_run_that_cannot_be_read_is_left_out_and_the_report_says_why(capsys):

@@ -35,6 +35,7 @@ from lightning_rl.cli.parsing import (
     BEFORE,
     FILLED_IN,
     OF_THE_CLASS,
+    NamedLater,
     TurnedOn,
     Typed,
     UsageError,
@@ -47,7 +48,7 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
-from lightning_rl.system.declared import Parts, describe_type, parts_of
+from lightning_rl.system.declared import Family, Parts, describe_type, parts_of
 from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.extensions import import_present
 from lightning_rl.system.jsonargparse_private import (
@@ -178,6 +179,8 @@ class _Walk:
         # Only a switch keeps its earlier settings under `true`; other types refuse the text.
         if isinstance(value, TurnedOn) and bool not in parts_of(kind).plain:
             value = Typed("true")
+        if isinstance(value, NamedLater) and not parts_of(kind).families:
+            value = value["class_path"]
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -187,7 +190,7 @@ class _Walk:
                     f"{path}: a constructor of your own takes the short name {name} only for an "
                     "argument with a type, as in policy: Policy."
                 )
-            return _as_text(_read(value), path)
+            return _as_text(value, path)
         parts = parts_of(kind)
         if value is None and default is None:
             return None
@@ -245,12 +248,9 @@ class _Walk:
         cls = family.cls if name is None else self._resolved(name, parts, path, is_text)
         if is_text and not isinstance(cls, type):
             return name
-        parameters = parameters_of(cls)
-        # The env, or the caller of a factory, passes these arguments.
-        filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
-        settable = {name: param for name, param in parameters.items() if name not in filled_in}
+        settable = _settable(cls, family)
         settings = {name: value for name, value in spec.items() if name not in OF_THE_CLASS}
-        replaced_settings = spec.get(BEFORE, {})
+        replaced_settings = self._chosen(spec, parts, path)
         # The new class takes the settings of the class it replaces, where name and type fit.
         shared = {
             name: value
@@ -259,8 +259,28 @@ class _Walk:
         }
         settings = shared | {k: override(shared.get(k), v) for k, v in settings.items()}
         settings = self._settings(cls, settable, settings, path, replaced_settings)
-        extra = {"init_args": settings, "dict_kwargs": spec.get("dict_kwargs")}
+        extra = {"init_args": settings, "dict_kwargs": _as_text(spec.get("dict_kwargs"), path)}
         return {"class_path": name} | {key: content for key, content in extra.items() if content}
+
+    def _chosen(self, spec: Mapping[str, Any], parts: Parts, path: str) -> dict[str, Any]:
+        """Return the settings of replaced classes, without the defaults that a run's file lists."""
+        if BEFORE not in spec:
+            return {}
+        replaced = spec[BEFORE]
+        settings = {name: value for name, value in replaced.items() if name not in OF_THE_CLASS}
+        with suppress(Exception):  # all settings count of a class that cannot be imported
+            cls = self._resolved(replaced["class_path"], parts, path, False)
+            params = _settable(cls, parts.families[0])
+            defaults = {k: v.default for k, v in params.items() if v.default is not EMPTY}
+            # Only a file of a run has all settings of a class: other files have chosen ones.
+            if defaults.keys() <= settings.keys():
+                settings = {
+                    name: value
+                    for name, value in settings.items()
+                    if isinstance(value, Typed) or not _is_default(value, defaults.get(name, EMPTY))
+                }
+        earlier = self._chosen(replaced, parts, path)
+        return earlier | {name: override(earlier.get(name), v) for name, v in settings.items()}
 
     def _suits(self, kind: Any, value: Any, path: str) -> bool:
         try:
@@ -326,6 +346,17 @@ class _Walk:
         return cls
 
 
+def _settable(cls: Any, family: Family) -> dict[str, ParamData]:
+    parameters = parameters_of(cls)
+    # The env, or the caller of a factory, passes these arguments.
+    filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
+    return {name: param for name, param in parameters.items() if name not in filled_in}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
+
+
 def _names_class(text: str, parts: Parts) -> bool:
     names = (cls.__name__ for family in parts.families for cls in subclasses(family.cls))
     return "." in text or text in names
@@ -337,6 +368,8 @@ def _content(value: Any, path: str) -> Any:
 
 
 def _read(value: Any) -> Any:
+    if isinstance(value, NamedLater):  # no class is meant where plain values are read
+        value = value["class_path"]
     if isinstance(value, Typed) and value.strip():
         with suppress(yaml.YAMLError, ValueError, LookupError, AttributeError):
             return load_yaml(str(value))
@@ -345,7 +378,7 @@ def _read(value: Any) -> Any:
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
     """Convert a plain value to a type; return `EMPTY` if that fails."""
-    yaml_value = _as_text(_read(value), path)
+    yaml_value = _as_text(value, path)
     is_whole = isinstance(yaml_value, float) and yaml_value.is_integer()
     # YAML reads `1e6` as a float, also for a setting that is a whole number.
     for candidate in (yaml_value, int(yaml_value) if is_whole else yaml_value, value):
@@ -356,7 +389,8 @@ def _converted(kind: Any, value: Any, path: str) -> Any:
 
 
 def _as_text(value: Any, path: str) -> Any:
-    """Quote the texts in a tree, so that jsonargparse does not parse them as YAML."""
+    """Read typed values in a tree, and quote its texts: jsonargparse would parse them as YAML."""
+    value = _read(value)
     if isinstance(value, list):
         return [_as_text(entry, path) for entry in value]
     if isinstance(value, dict):

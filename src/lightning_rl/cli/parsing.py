@@ -17,7 +17,7 @@ FREE = ("env_kwargs", "model_config", "config", "lora")
 """Mappings that are passed on unchanged: classes in them are not looked up."""
 
 BEFORE = "settings before"
-"""Key of the settings of a class that another class has replaced."""
+"""Key of a class that another class has replaced, with its settings."""
 
 FILLED_IN = ("observation_space", "action_space")
 """Parameters that the env sets."""
@@ -41,6 +41,10 @@ class TurnedOn(dict[str, Any]):
     """Settings that were turned on by `true`, as in `--video true`; checked by the type."""
 
 
+class NamedLater(dict[str, Any]):
+    """Settings, and the text after them as `class_path`; the type tells if it names their class."""
+
+
 def asks_for_help(options: Sequence[str]) -> bool:
     """Return whether options ask for help: `--help`, `--model.help [NAME]`."""
     flags = [option.partition("=")[0] for option in options]
@@ -53,8 +57,9 @@ def asks_for_help(options: Sequence[str]) -> bool:
 def merge_options(options: Sequence[str]) -> dict[str, Any]:
     """Merge options, and the files of `--config`, into one tree; later settings win.
 
-    The settings of a class stand next to its `class_path`. If another class replaces it, the old
-    settings move to `BEFORE`, from which the new class takes the settings that it also has.
+    The settings of a class stand next to its `class_path`, also those that come before it. If
+    another class replaces it, the old class and its settings move to `BEFORE`, from which the new
+    class takes the settings that it also has.
     """
     tree: dict[str, Any] = {}
     for option in normalize_options(options):
@@ -242,14 +247,17 @@ def override(previous: Any, value: Any) -> Any:
         return TurnedOn(previous)
     if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):
         value = read_settings(str(value))
-    if can_name_a_class(value) and "class_path" in previous:
+    if can_name_a_class(value):
+        if "class_path" not in previous:
+            return NamedLater(previous | {"class_path": value})
         value = {"class_path": str(value)}
     if not isinstance(value, dict):
         return value
     old = str(previous.get("class_path", ""))
     new = str(value.get("class_path", old))
-    # A class keeps its settings if its name is only written in another form.
-    if old.rpartition(".")[2] != new.rpartition(".")[2]:
+    # A class takes the settings before its name, and keeps its settings if its name is only written
+    # in another form.
+    if old and old.rpartition(".")[2] != new.rpartition(".")[2]:
         return value | {BEFORE: previous}
     merged = {name: override(previous.get(name), entry) for name, entry in value.items()}
     return previous | merged

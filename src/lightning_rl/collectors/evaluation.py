@@ -21,9 +21,6 @@ from lightning_rl.rollout.masks import MASK, allowed_random_action, refuse_empty
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
-LEAST_BOUND = 1_000
-"""Smallest limit, in env steps, of an evaluation episode in an env without a time limit."""
-
 Episode = dict[str, Any]
 """Result of an episode.
 

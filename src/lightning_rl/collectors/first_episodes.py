@@ -16,6 +16,11 @@ ActionFunction = Callable[[Observation, Tensor], Tensor]
 """Returns actions [N, *A] for an observation [N, ...] and the mask [N] bool of running rows."""
 
 
+def epoch_iterations(total_env_steps: int, env_steps_per_iteration: int) -> int:
+    """Return the default iterations of an epoch; `env_steps_per_iteration` of all processes."""
+    return max(1, -(-total_env_steps // env_steps_per_iteration) // 20)
+
+
 class FirstEpisodes:
     """Play the first episode of M rows of an env in parallel, without storage.
 
@@ -39,6 +44,9 @@ class FirstEpisodes:
     MAX_STEPS = 100_000
     """Maximum env steps of any episode; a longer one is cut and counts as truncated."""
 
+    LEAST_BOUND = 1_000
+    """Smallest limit, in env steps, of an evaluation episode in an env without a time limit."""
+
     action: Tensor
     reward: Tensor
     terminated: Tensor
@@ -59,6 +67,26 @@ class FirstEpisodes:
         with calls("reset"):
             self.observation, _ = env.reset(seed=[*seeds, *idle])
         self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
+
+    @classmethod
+    def endless_limit(
+        cls,
+        *,
+        num_envs: int,
+        buffer_size: int,
+        total_env_steps: int,
+        iterations_per_epoch: int | None,
+        steps_per_action: int,
+        processes: int,
+    ) -> int:
+        """Return the env steps after which evaluations cut an episode of an env without a limit.
+
+        These are the steps per env in an epoch of the training, whose settings the arguments are.
+        """
+        steps = buffer_size * steps_per_action
+        of_all = num_envs * steps * processes
+        epoch = steps * (iterations_per_epoch or epoch_iterations(total_env_steps, of_all))
+        return min(max(cls.LEAST_BOUND, epoch), cls.MAX_STEPS)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for t, info in run_steps(self, self, self._max_steps, calls=self._calls):

@@ -11,9 +11,13 @@ from lightning_rl.system.errors import ConfigurationError, reason_of
 
 _FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
+_FLOAT_OF_JSON = "tag:yaml.org,2002:float", re.compile(r"(-?Infinity|NaN)$")
+"""Values that `json.dumps` writes, which passes settings on as options of a command line."""
+
 # 1e6 is a number, and a date is a text. A separate class, because the process shares PyYAML's.
 _Loader: Any = type("_Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
 _Loader.add_implicit_resolver(*_FLOAT, list("-+0123456789"))
+_Loader.add_implicit_resolver(*_FLOAT_OF_JSON, list("-IN"))
 for _first, _tags in _Loader.yaml_implicit_resolvers.items():
     _kept = [pair for pair in _tags if not pair[0].endswith(":timestamp")]
     _Loader.yaml_implicit_resolvers[_first] = _kept
@@ -38,6 +42,7 @@ _Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),),
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
 _Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 _Dumper.add_implicit_resolver(*_FLOAT, None)
+_Dumper.add_implicit_resolver(*_FLOAT_OF_JSON, None)
 
 
 def dump_yaml(content: object) -> str:

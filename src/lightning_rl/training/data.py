@@ -16,8 +16,8 @@ from torch.utils.data import IterableDataset
 from lightning_rl.buffers import ReadInterrupted, Replay, ReplayFactory
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
-from lightning_rl.collectors.evaluation import LEAST_BOUND, EpisodeSeeds
-from lightning_rl.collectors.first_episodes import FirstEpisodes
+from lightning_rl.collectors.evaluation import EpisodeSeeds
+from lightning_rl.collectors.first_episodes import FirstEpisodes, epoch_iterations
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.events import Event
@@ -313,7 +313,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
     @property
     def iterations_per_epoch(self) -> int:
         """Iterations per epoch; the default depends on the number of processes."""
-        return self._iterations_per_epoch or max(1, self.total_iterations // 20)
+        of_all = self.env_steps_per_iteration * ranks.world_size()
+        return self._iterations_per_epoch or epoch_iterations(self.total_env_steps, of_all)
 
     @property
     def max_eval_episode_steps(self) -> int:
@@ -323,8 +324,14 @@ class RLDataModule(LightningDataModule, NamedSettings):
         if self.eval_env.max_episode_steps is not None:
             # The env's own limit ends the episodes.
             return FirstEpisodes.MAX_STEPS
-        epoch = self.iterations_per_epoch * self.buffer_size * self._steps_per_action
-        return min(max(LEAST_BOUND, epoch), FirstEpisodes.MAX_STEPS)
+        return FirstEpisodes.endless_limit(
+            num_envs=self.num_envs,
+            buffer_size=self.buffer_size,
+            total_env_steps=self.total_env_steps,
+            iterations_per_epoch=self._iterations_per_epoch,
+            steps_per_action=self._steps_per_action,
+            processes=ranks.world_size(),
+        )
 
     @property
     def max_staleness(self) -> int:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from lightning_rl.cli.app import run
 from lightning_rl.system import files
 from lightning_rl.system.errors import WriteError
 from lightning_rl.system.files import write_atomically
+from tests.callbacks import callback
+from tests.envs import ScriptedEnv
 from tests.helpers import (
     assert_same,
     error_of,
@@ -54,6 +58,26 @@ def test_a_metric_that_the_evaluation_lacks_is_one_readable_error(tmp_path):
         train(tmp_path, trainer={"best_metric": "eval/avg_rewards"})
     with refused(names=("trainer.best_metric", "eval/...", "'train/loss'")):
         train(tmp_path, trainer={"best_metric": "train/loss"})
+
+
+def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    reports = [{}, {"seconds": 2.0}, {}, {"seconds": 1.0}, {}]
+    answers = {"info": lambda env: {"metrics": reports[0]}, "length": 3}
+    gymnasium.register("Reports-v0", partial(ScriptedEnv, **answers))
+    data = {"iterations_per_epoch": 1, "total_env_steps": 4 * 16 * 4}
+    trainer = {"callbacks": [callback(on_validation_end=lambda *_: reports.pop(0))]}
+    trainer |= {"best_metric": "eval/metrics/seconds", "best_mode": "min"}
+    with pytest.warns(UserWarning, match=r"trainer\.best_metric") as warned:
+        train(tmp_path, env="Reports-v0", data=data, trainer=trainer)
+    (line,) = (text for text in (str(w.message) for w in warned) if "best_metric" in text)
+    assert_names(line, "'eval/metrics/seconds'", "eval/avg_reward")
+    curve = dict(scalars(tmp_path)["eval/metrics/seconds"])
+    assert list(curve.values()) == [2.0, 1.0]
+    steps = load(tmp_path / "checkpoints" / "best.ckpt")["lightning_rl"]["env_steps"]
+    assert steps == max(curve) == 4 * 16 * 4
 
 
 def test_periodic_checkpoints_rotate(tmp_path):

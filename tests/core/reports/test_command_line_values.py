@@ -1,13 +1,18 @@
 """What stands in a config or on the command line reaches a run as its writer meant it."""
 
+import json
 import os
+from math import inf
 from typing import Any
 
 import pytest
 import yaml
+from torch.optim import Adam
 
+from lightning_rl import Algorithm
 from lightning_rl.cli.checking import SECTIONS, check_options
 from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from tests.commands import rl_cli
 from tests.messages import refused
@@ -63,6 +68,62 @@ def test_a_number_that_is_whole_is_so_where_one_is_wanted():
     assert isinstance(found["free"]["x"], float)
     with refused(names=("seed", "1.5")):
         check_options(["--seed", "1.5"], kinds)
+
+
+def test_below_a_free_mapping_a_path_says_what_a_mapping_says():
+    kinds = {"free": dict[str, Any], "texts": dict[str, str], "any": Any}
+    values = {"a": False, "b": 5, "c": "abc", "d": "5", "e": inf, "f": {"g": None}}
+    typed = ["a=false", "b=5", "c=abc", "d='5'", "e=.inf", "f.g=null"]
+    for name in ("free", "any"):
+        assert check_options([f"--{name}.{text}" for text in typed], kinds) == {name: values}
+        # Commands pass settings on as JSON, which writes Infinity.
+        assert check_options([f"--{name}={json.dumps(values)}"], kinds) == {name: values}
+    assert check_options(["--texts.a=5", "--texts.b=off"], kinds)["texts"] == {"a": "5", "b": "off"}
+    replaced = ["--free", "{a: {b: 1}}", "--free.a", "name"]
+    assert check_options(replaced, kinds) == {"free": {"a": "name"}}
+    assert load_yaml(dump_yaml(["NaN", "-Infinity", -inf])) == ["NaN", "-Infinity", -inf]
+
+
+PPO = ("--model=PPO", "--model.policy=ActorCritic")
+
+
+def settings_of(*typed, name="optimizer"):
+    found = check_options(typed, {"model": Algorithm})["model"]["init_args"]
+    return found[name].get("init_args", {})
+
+
+def test_a_replaced_class_hands_on_what_was_chosen_and_not_its_defaults():
+    defaults = {k: v.default for k, v in parameters_of(Adam).items() if k != "params"}
+    for settings, typed, handed_on in (
+        (defaults | {"eps": 1e-5}, (), {"eps": 1e-5}),
+        (defaults, ("--model.optimizer.weight_decay=0",), {"weight_decay": 0.0}),
+        ({"weight_decay": 0.0}, (), {"weight_decay": 0.0}),  # chosen: a run writes all
+    ):
+        optimizer = json.dumps({"class_path": "torch.optim.Adam", "init_args": settings})
+        options = (*PPO, f"--model.optimizer={optimizer}", *typed)
+        assert settings_of(*options, "--model.optimizer=torch.optim.AdamW") == handed_on
+
+
+def test_settings_outlast_two_replacements():
+    chosen = (*PPO, "--model.policy.hidden_sizes=[7]")
+    for between in (("--model.policy=ActorOnly",), ("--model=GRPO",), ("--model=SAC",)):
+        found = settings_of(*chosen, *between, *PPO, name="policy")
+        assert found == {"hidden_sizes": [7]}, between
+
+
+def test_settings_before_their_class_are_its_own(tmp_path):
+    late = ("--model.optimizer=torch.optim.AdamW",)
+    assert settings_of(*PPO, "--model.optimizer.eps=0.1", *late) == {"eps": 0.1}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"model": {"class_path": "PPO"}}))
+    for typed in (
+        (*PPO, "--model.optimizer.epz=1", *late),
+        ("--model.epz=1", f"--config={tmp_path / 'a.yaml'}"),
+        ("--model.init_args={epz: 1}", *PPO),
+    ):
+        with refused(names="epz"):
+            settings_of(*typed)
+    with refused(names=("data", "'foo'", "YAML")):
+        check_options(["--data.num_envs=2", "--data=foo"], SECTIONS)
 
 
 OFF_OVER_A_CLASS = {

@@ -28,7 +28,7 @@ from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_classes, 
 from lightning_rl.extend.collectors import FirstEpisodes, action_function, summarize
 from lightning_rl.extend.envs import EnvFactory, Event, Observation, make_env
 from lightning_rl.extend.errors import check_range, require
-from lightning_rl.extend.files import lock_file, shown, tell, write_atomically
+from lightning_rl.extend.files import lock_file, read_json, shown, tell, write_atomically
 from lightning_rl.extend.policies import autocast
 from lightning_rl.extend.rollout import leaves_by_path
 from lightning_rl.extend.spaces import flat_actions
@@ -42,6 +42,9 @@ MOST_EPISODES = 10_000
 
 MODULES = ("torch", "numpy", "gymnasium", "mujoco", "robosuite")
 """Modules whose versions are written, next to those that the env's settings name."""
+
+SIZES = ("num_envs", "buffer_size", "total_env_steps", "iterations_per_epoch")
+"""Settings of a training that set the limit of its evaluations in an env without one."""
 
 PARSED = {
     "episodes": Option(int, 50, "episodes of each task"),
@@ -62,13 +65,15 @@ OPTIONS = {"<policies>": Option(str, NEEDED, "runs, checkpoints, last or best", 
 class Question(NamedTuple):
     """A policy, and options: of its run, and `typed` ones, which win.
 
-    `trusted`: whether code that the run names may be imported.
+    `trusted`: whether code that the run names may be imported. `training`: its `SIZES`, and the
+    number of its processes; empty without a run.
     """
 
     checkpoint: Path
     of_run: list[str]
     typed: list[str]
     trusted: bool
+    training: dict[str, Any]
 
     def settings(self, of_task: str = "") -> Namespace:
         """Parse the options, with the option of a task."""
@@ -148,10 +153,21 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
         data = data | {"env": data.get("eval_env") or data.get("env")}
         values = {name: data.get(name[5:]) for name in PARSED if name.startswith("data.")}
         of_run = [f"--{n}={_text(value)}" for n, value in values.items() if value is not None]
+        training = {name: data[name] for name in SIZES} if {*SIZES} <= data.keys() else {}
         if is_export and questions:  # it has no env, and plays in the env of the first policy
-            of_run = questions[-1].of_run
-        questions.append(Question(path, of_run, typed, trusted))
+            of_run, training = questions[-1].of_run, questions[-1].training
+        elif training:
+            training["processes"] = _processes(path)
+        questions.append(Question(path, of_run, typed, trusted, training))
     return questions
+
+
+def _processes(checkpoint: Path) -> int:
+    try:
+        directory = checkpoint.absolute().parent.parent
+        return int(read_json(directory / "run.json", directory)["world_size"])
+    except (OSError, KeyError, TypeError, ValueError):  # a copied checkpoint, or a damaged file
+        return 1
 
 
 def _text(value: Any) -> str:
@@ -189,7 +205,7 @@ def _judge(question: Question) -> tuple[list[Episode], Path]:
     versions = _versions([*options, *(task.option for task in tasks)])
     facts = {"sha256": digest, "seed": settings.seed, "options": options, "versions": versions}
     # Another policy, setting or version has a journal of its own.
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([facts, question.training]).encode()).hexdigest()[:12]
     folder = checkpoint.absolute().parent
     folder = folder.parent if (folder.parent / "run.json").is_file() else folder
     path = folder / "judged" / f"{checkpoint.stem}-{name}.json"
@@ -197,6 +213,8 @@ def _judge(question: Question) -> tuple[list[Episode], Path]:
     groups = _groups(episodes, {task.name: task.suite for task in tasks})
     rows = {name: _summary(episodes[i] for i in members) for name, members in groups.items()}
     _print(str(shown(checkpoint)), rows)
+    if cut := sum(episode["cut"] for episode in episodes):
+        tell(f"{cut} of {len(episodes)} episodes were cut, data.max_eval_episode_steps.")
     _write(path, facts | {"checkpoint": str(checkpoint), "rows": rows})
     tell(", ".join(f"{name} {number}" for name, number in versions.items()))
     return episodes, path
@@ -309,7 +327,7 @@ def _play_share(
     policy = load_trained(question.checkpoint, trust_code=question.trusted).policy
     for task, numbers in groupby(share, key=lambda pair: pair[0]):
         settings = question.settings(task.option)
-        player = _Player(policy.to(settings.device), task.name, settings.data)
+        player = _Player(policy.to(settings.device), task.name, settings.data, question.training)
         try:
             for _, k in numbers:
                 if parent not in (os.getpid(), os.getppid()):
@@ -325,7 +343,9 @@ def _play_share(
 class _Player:
     """Plays single episodes of a task: another number of envs might change their last bits."""
 
-    def __init__(self, policy: Policy, task: str, data: Namespace) -> None:
+    def __init__(
+        self, policy: Policy, task: str, data: Namespace, training: Mapping[str, Any]
+    ) -> None:
         self.policy, self.task, self.data = policy, task, data
         self.env = env = make_env(data.env, 1, "data.env", data.eval_events)
         env.stop_interventions()
@@ -336,7 +356,12 @@ class _Player:
             f"The policy was made for the spaces {spaces}, but the env of {task} has {of_env}: "
             "give an env with the same spaces, --data.env.",
         )
-        limit = None if env.max_episode_steps else 1_000  # an env without one might never end
+        limit = None
+        if not env.max_episode_steps:  # it might never end
+            limit = FirstEpisodes.LEAST_BOUND
+            if training:
+                steps = env.steps_per_action
+                limit = FirstEpisodes.endless_limit(**training, steps_per_action=steps)
         self._limit = data.max_eval_episode_steps or limit
         self._is_checked = False
 

@@ -68,8 +68,11 @@ class RunRecord:
 
     @property
     def env(self) -> str:
-        """Id of the env, or its class."""
-        names = ("data.env.init_args.id", "data.env.id", "data.env.class_path", "data.env")
+        """Id of the env within its wrappers, or its class."""
+        place = "data.env"
+        while any(f"{name}.".startswith(f"{place}.init_args.env.") for name in self.settings):
+            place += ".init_args.env"
+        names = (f"{place}.init_args.id", f"{place}.id", f"{place}.class_path", place)
         env = next((self.settings[name] for name in names if self.settings.get(name)), None)
         return "unknown" if env is None else str(env).rpartition(".")[2]
 

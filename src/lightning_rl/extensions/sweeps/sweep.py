@@ -155,7 +155,9 @@ def _probes(space: Space) -> Iterator[list[str]]:
 
 
 def _typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    # Below a free mapping, a text without quotes may be read as another value: `off`, `5`.
+    is_plain_text = isinstance(value, str) and dump_yaml(value).startswith(value)
+    return value if is_plain_text else json.dumps(value)
 
 
 def _flags(options: Sequence[str]) -> set[str]:

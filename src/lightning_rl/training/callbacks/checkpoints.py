@@ -8,12 +8,13 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.checkpoints.own import signed
+from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import config_of
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
@@ -165,26 +166,36 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
             save_on_train_epoch_end=False,
         )
+        self._has_warned = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare, and save.
+        """Compare, and save; skip an evaluation in which no episode reported the metric.
 
         Raises:
-            ConfigurationError: if the evaluation has no such metric.
+            ConfigurationError: if evaluations have no such metric.
         """
-        if trainer.state.fn == "fit" and self.metric not in trainer.callback_metrics:
-            metrics = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
-            raise ConfigurationError(
+        metrics = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
+        # An episode may report a metric at a success alone, and `callback_metrics` keeps old ones.
+        is_reported = self.metric.startswith("eval/metrics/")
+        of_this = logged_values(algorithm_of(pl_module).evaluation) if is_reported else metrics
+        if trainer.state.fn == "fit" and self.metric not in of_this:
+            lack = (
                 f"trainer.best_metric is '{self.metric}', which the evaluation does not have; it "
                 f"has {', '.join(metrics)}{closest(self.metric, metrics)}."
             )
+            if not is_reported:
+                raise ConfigurationError(lack)
+            if not self._has_warned:
+                rank_zero_warn(f"{lack} An evaluation without it cannot be the best one.")
+            self._has_warned = True
+            return
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
-        # Without the file, the next evaluation is the best, whatever its score.
-        if path.is_file():
+        # Without the file or a score, the next evaluation is the best, whatever its score.
+        if path.is_file() and state_dict["best_model_score"] is not None:
             file, score = str(path), torch.as_tensor(state_dict["best_model_score"]).reshape(())
             moved = {
                 "best_model_path": file,
