@@ -219,7 +219,7 @@ NEEDS = {
     "simulators": "managers",
     "sweeps": "reports",
     "tasks": "algorithms managers teleoperation",
-    "transfer": "algorithms managers mujoco",
+    "transfer": "algorithms datasets managers mujoco",
 }
 """Extensions that an extension imports: without one of these it does not work, either."""
 

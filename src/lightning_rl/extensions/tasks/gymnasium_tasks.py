@@ -38,6 +38,9 @@ class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
         task: a name in `TASKS`, or the batched env.
         render_mode: `rgb_array` or None.
         settings: arguments of the task's constructor.
+
+    Raises:
+        ConfigurationError: for a curriculum or startup events, which last longer than an episode.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
