@@ -345,6 +345,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         return optimizers
 
     def setup(self, stage: str) -> None:
+        # `validate` and `test` load a checkpoint, too: only the call that loads it may resume.
+        self._run_state.resumed = {}
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)

@@ -505,6 +505,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
             calls.close()
         self.collector, self.replay = None, None
         self._env, self._eval_env = None, None
+        # What `validate`, `test` or a refused `fit` has loaded is not for the next run.
+        self.states = CollectedStates()
 
     def teardown(self, stage: str) -> None:
         self.close()
