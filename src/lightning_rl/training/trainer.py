@@ -160,7 +160,7 @@ class RLTrainer(Trainer, Configurable):
         kwargs: see Lightning's `Trainer`.
 
     Attributes:
-        stop_signal: the signal that ended training, or None.
+        stop_signal: the signal that ended the last `fit`, or None.
         keeps_freed_memory: whether the C library keeps freed memory, see `keep_freed_memory`.
     """
 
@@ -311,6 +311,7 @@ class RLTrainer(Trainer, Configurable):
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        self.stop_signal, user_limit = None, self.limit_val_batches
         # A second `fit` of this trainer continues in its own directory.
         if self.is_global_zero and self.global_step == 0:
             refuse_overwriting(self.run_dir, ckpt_path)
@@ -333,6 +334,9 @@ class RLTrainer(Trainer, Configurable):
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
                 raise
+            finally:
+                # A signal, and a run without an env, turn its evaluations off.
+                self.limit_val_batches = user_limit
 
     def _print_closing(self) -> None:
         """Print the paths of all outputs and the next commands, unless progress is not shown."""
