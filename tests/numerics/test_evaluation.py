@@ -20,7 +20,7 @@ from tests.envs import UNIT, ScriptedEnv, zeros
 from tests.helpers import make_data, make_ppo, policy_for, scalars, train
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
-from tests.variants import after, variant
+from tests.variants import after, before, variant
 
 
 def rare(says=True):
@@ -123,6 +123,22 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
     make_ppo(other)
     with refused(names=("data.eval_env", "data.env", "(6,)", "(4,)")):
         _ = other.eval_env
+
+
+def test_what_an_error_ended_is_no_part_of_the_next_evaluation(tmp_path):
+    lost = [RuntimeError("the camera is gone")]
+
+    def look(module, seeds, batch_idx):
+        if batch_idx == 2 and lost:
+            raise lost.pop()
+
+    data = make_data(num_eval_episodes=4, num_eval_envs=1)
+    module = make_ppo(data, algorithm=before(PPO, validation_step=look))
+    trainer = RLTrainer(run_dir=str(tmp_path), logger=False, enable_progress_bar=False)
+    with refused(RuntimeError, names="camera"):
+        trainer.validate(module, datamodule=data)
+    trainer.validate(module, datamodule=data)
+    assert module.evaluation["seeds"] == [data.eval_seed + i for i in range(4)]
 
 
 def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):

@@ -540,6 +540,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._evaluation.watchers.append(watcher)
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        if batch_idx == 0:
+            self._evaluation.begin()
         self._evaluation.play_batch(self.play, self.policy.sharding, seeds)
 
     def on_validation_epoch_end(self) -> None:
