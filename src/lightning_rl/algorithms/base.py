@@ -268,6 +268,10 @@ class Algorithm(LightningModule, ABC, Configurable):
         """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
+        # An earlier `fit` may have ended within an iteration.
+        self.statistics = IterationScalars()
+        for objective in self.objectives.values():
+            objective.statistics.begin()
         # An algorithm that does not train has none.
         self.update = next(iter(self.updates.values()), cast(Any, None))
         self._sequence_of = learner.sequence
