@@ -105,8 +105,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "false instead",
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
+    "reload_dataloaders_every_n_epochs": (
+        0,
+        "a new loader would be a second collector with an empty replay. Remove it: each batch is a "
+        "new rollout already",
+    ),
+    "min_epochs": (
+        None,
+        "a run ends at data.total_env_steps, or after a signal, however few epochs it has had. To "
+        "train longer, raise data.total_env_steps",
+    ),
+    "min_steps": (
+        None,
+        "a run ends at data.total_env_steps, or after a signal, however few iterations it has had. "
+        "To train longer, raise data.total_env_steps",
+    ),
 }
-"""Settings of Lightning's trainer without an effect: the only allowed value, and the reason."""
+"""Settings of Lightning's trainer that do not fit: the only allowed value, and the reason."""
 
 
 SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
