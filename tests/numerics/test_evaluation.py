@@ -113,6 +113,15 @@ def test_the_wilson_interval_is_that_of_its_formula():
     assert wilson_interval(5, 5)[1] == 1.0
 
 
+def test_no_seed_of_a_test_has_chosen_the_best_whatever_the_number_of_episodes():
+    seeds = set()
+    for episodes in (10, 5, 100):
+        data = make_data(seed=1, num_eval_episodes=episodes)
+        assert data.val_dataloader().batches == [list(range(10_001, 10_001 + episodes))]
+        seeds.update(*data.test_dataloader().batches)
+    assert seeds == set(range(110_001, 110_101))
+
+
 def test_the_evaluation_has_an_env_of_its_own_settings():
     limited = partial(PushCube, max_episode_steps=2)
     data = make_data(PushCube, eval_env=limited, num_eval_envs=3, num_eval_episodes=5)

@@ -67,6 +67,10 @@ MOST_ENVS = 2**20
 """Maximum of `num_envs`, because a larger number would fill the memory."""
 
 
+TEST_SEEDS = 100_000
+"""Distance of the first seed of `test` from that of `validate`, in any number of episodes."""
+
+
 class RolloutDataset(IterableDataset[TensorDict]):
     """One rollout per training step, collected on demand.
 
@@ -135,8 +139,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
         num_eval_episodes: episodes per evaluation, one per seed, divided among the processes.
         num_eval_envs: parallel evaluation envs per process, without effect on the result. Default:
             one per episode.
-        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the validation
-            seeds. Default: the run's seed + 10,000.
+        eval_seed: seed of the first evaluation episode; `test` begins 100,000 seeds later. Default:
+            the run's seed + 10,000.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
             call per episode and step.
@@ -458,9 +462,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        return EpisodeSeeds(
-            self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
-        )
+        first = self.eval_seed + TEST_SEEDS
+        return EpisodeSeeds(first, self.num_eval_episodes, self.num_eval_envs)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
