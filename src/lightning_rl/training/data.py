@@ -443,7 +443,9 @@ class RLDataModule(LightningDataModule, NamedSettings):
                 )
         # Before the first rollout, and once the objects exist that take the states.
         restores_replay = getattr(self.trainer, "restore_replay", True)
-        self.states.restore(self.collector, self.replay, restores_replay)
+        # Offline the first rollout, the whole dataset, fills the replay.
+        is_resumed = learner.env_steps > 0 and not self.offline
+        self.states.restore(self.collector, self.replay, restores_replay, is_resumed)
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
         self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
