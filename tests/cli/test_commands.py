@@ -105,7 +105,11 @@ def test_test_on_another_env_and_other_seeds_and_with_drawn_actions(short_run, c
     limit = ["--data.eval_env.env_kwargs", "{max_episode_steps: 7}"]
     run(["test", "--ckpt_path", "last", *limited, *limit, "--data.eval_seed", "40"])
     found = json.loads((run_dir / "test.json").read_text())
-    assert (found["seeds"], found["lengths"], found["truncations"]) == ([42, 43], [7, 7], 2)
+    assert (found["seeds"], found["lengths"], found["truncations"]) == (
+        [100_040, 100_041],
+        [7, 7],
+        2,
+    )
     assert found["deterministic"]
     run(["validate", "--ckpt_path", "last", "--data.eval_deterministic", "false"])
     assert "stochastic" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from tests.envs import UNIT, ScriptedEnv, zeros
 from tests.helpers import make_data, make_ppo, policy_for, scalars, train
 from tests.messages import refused
 from tests.policies import ScriptedPolicy
-from tests.variants import after, variant
+from tests.variants import after, before, variant
 
 
 def rare(says=True):
@@ -113,6 +113,15 @@ def test_the_wilson_interval_is_that_of_its_formula():
     assert wilson_interval(5, 5)[1] == 1.0
 
 
+def test_no_seed_of_a_test_has_chosen_the_best_whatever_the_number_of_episodes():
+    seeds = set()
+    for episodes in (10, 5, 100):
+        data = make_data(seed=1, num_eval_episodes=episodes)
+        assert data.val_dataloader().batches == [list(range(10_001, 10_001 + episodes))]
+        seeds.update(*data.test_dataloader().batches)
+    assert seeds == set(range(110_001, 110_101))
+
+
 def test_the_evaluation_has_an_env_of_its_own_settings():
     limited = partial(PushCube, max_episode_steps=2)
     data = make_data(PushCube, eval_env=limited, num_eval_envs=3, num_eval_episodes=5)
@@ -123,6 +132,22 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
     make_ppo(other)
     with refused(names=("data.eval_env", "data.env", "(6,)", "(4,)")):
         _ = other.eval_env
+
+
+def test_what_an_error_ended_is_no_part_of_the_next_evaluation(tmp_path):
+    lost = [RuntimeError("the camera is gone")]
+
+    def look(module, seeds, batch_idx):
+        if batch_idx == 2 and lost:
+            raise lost.pop()
+
+    data = make_data(num_eval_episodes=4, num_eval_envs=1)
+    module = make_ppo(data, algorithm=before(PPO, validation_step=look))
+    trainer = RLTrainer(run_dir=str(tmp_path), logger=False, enable_progress_bar=False)
+    with refused(RuntimeError, names="camera"):
+        trainer.validate(module, datamodule=data)
+    trainer.validate(module, datamodule=data)
+    assert module.evaluation["seeds"] == [data.eval_seed + i for i in range(4)]
 
 
 def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):

@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from lightning_rl import RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium import making
@@ -60,6 +61,19 @@ def test_a_setting_of_no_sense_is_one_message(message, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         run(MESSAGES[message])
     assert f"rl-cli: error: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("reload_dataloaders_every_n_epochs", "0"),
+        ("min_epochs", "data.total_env_steps"),
+        ("min_steps", "data.total_env_steps"),
+    ],
+)
+def test_what_would_break_a_run_in_its_middle_is_refused_at_its_start(name, cure):
+    with refused(names=(f"trainer.{name}", "7", cure)):
+        RLTrainer(**{name: 7})
 
 
 def test_null_stays_where_it_is_allowed(tmp_path, monkeypatch, capsys):

@@ -20,6 +20,7 @@ from lightning_rl import (
 )
 from tests.helpers import fit_in, make_data, make_ppo
 from tests.messages import refused
+from tests.variants import variant
 
 SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 
@@ -112,6 +113,23 @@ def test_a_loss_that_reaches_none_of_its_parameters_is_refused(tmp_path, compile
     begin(tmp_path / "whole", Apart, compile=compile)
     with refused(names=("loss", "'head'", "'head.weight'")):
         begin(tmp_path / "cut", Apart, cut=True, compile=compile)
+
+
+@pytest.mark.parametrize("name", ["", "agent"])
+def test_the_main_loss_is_updated_wherever_it_is_listed(name, tmp_path):
+    """It is the one without a name, or else the first; one that nothing updates is named at the end."""
+
+    def configure(module):
+        main = module.objective(module.loss, prepare=module.prepare, name=name)
+        head = module.objective(module.head_loss, module.head, name="head")
+        return [main, head] if name else [head, main]
+
+    listed = variant(Apart, configure_objectives=configure, training_step=PPO.training_step)
+    with refused(UserWarning, names=("'head'", "self.updates['head']")):
+        module = begin(tmp_path, listed, lr_schedule="adaptive", target_kl=0.1)
+    taken = {key: loss.statistics.applied for key, loss in module.objectives.items()}
+    assert taken["head"] == 0
+    assert taken[name] > 0
 
 
 def hidden_list(module):

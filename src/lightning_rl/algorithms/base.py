@@ -86,7 +86,7 @@ class Algorithm(LightningModule, ABC, Configurable):
             decision.
 
     Attributes:
-        update: `self.update(minibatch)` takes an optimizer step on the first objective with a
+        update: `self.update(minibatch)` takes an optimizer step on the main objective with a
             minibatch [B]; the step is skipped if loss or gradient is not finite.
         updates: the same for all objectives, by name: `self.updates["critic"](minibatch)`.
         env_steps: env steps trained on so far, over all ranks.
@@ -202,7 +202,7 @@ class Algorithm(LightningModule, ABC, Configurable):
                 means over samples, because micro-batches are averaged. A compiled loss is traced
                 once: no Python decision may depend on the values of tensors.
             modules: modules to train. Default: the policy, unless `groups` is given.
-            name: name of the objective, if there are several.
+            name: name of the objective, if there are several; empty for the main one.
             prepare: prepares a whole minibatch [B] before the loss, without gradients.
             groups: parameter groups of the optimizer.
             learning_rate: initial learning rate.
@@ -255,6 +255,11 @@ class Algorithm(LightningModule, ABC, Configurable):
         return {objective.name: objective for objective in self.configure_objectives()}
 
     @property
+    def main_objective(self) -> Objective:
+        """The objective without a name, wherever it is listed; if all have names, the first."""
+        return self.objectives.get("") or next(iter(self.objectives.values()))
+
+    @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the run so far, over all objectives."""
         return sum(objective.statistics.applied for objective in self.objectives.values())
@@ -268,8 +273,12 @@ class Algorithm(LightningModule, ABC, Configurable):
         """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
+        # An earlier `fit` may have ended within an iteration.
+        self.statistics = IterationScalars()
+        for objective in self.objectives.values():
+            objective.statistics.begin()
         # An algorithm that does not train has none.
-        self.update = next(iter(self.updates.values()), cast(Any, None))
+        self.update = self.updates[self.main_objective.name] if self.updates else cast(Any, None)
         self._sequence_of = learner.sequence
 
     @property
@@ -345,6 +354,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         return optimizers
 
     def setup(self, stage: str) -> None:
+        # `validate` and `test` load a checkpoint, too: only the call that loads it may resume.
+        self._run_state.resumed = {}
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
@@ -538,6 +549,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._evaluation.watchers.append(watcher)
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        if batch_idx == 0:
+            self._evaluation.begin()
         self._evaluation.play_batch(self.play, self.policy.sharding, seeds)
 
     def on_validation_epoch_end(self) -> None:

@@ -290,7 +290,15 @@ def check_statistics_of_ranks(policy: Policy) -> None:
 
 
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Warn of an algorithm's own parameters that no gradient has reached in the whole run."""
+    """Warn of objectives without an update, and of own parameters without a gradient, in a run."""
+    counts = {name: loss.statistics for name, loss in algorithm.objectives.items()}
+    idle = [name for name, count in counts.items() if count.applied + count.skipped == 0]
+    if 0 < len(idle) < len(counts):
+        rank_zero_warn(
+            f"This run has updated no parameter of the objective {quoted(idle)}. Call "
+            f"self.updates[{idle[0]!r}](minibatch) in training_step; or train longer, if its first "
+            "update comes later."
+        )
     names = {id(p): name for name, p in algorithm.named_parameters()}
     # An optimizer has no state for a parameter that it has never moved.
     unreached = [

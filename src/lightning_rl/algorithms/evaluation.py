@@ -30,6 +30,10 @@ class Evaluation:
         self._episodes: list[Episode] = []
         self._reported_cuts = False
 
+    def begin(self) -> None:
+        """Forget the episodes of an evaluation that was interrupted by an error."""
+        self._episodes = []
+
     def play_batch(
         self, play: PlayFunction, sharding: PolicySharding | None, seeds: list[int]
     ) -> None:
@@ -40,9 +44,8 @@ class Evaluation:
                 self._episodes += play(seeds, watchers)
 
     def summary(self, data: TrainingData) -> dict[str, Any]:
-        """Summarize the episodes of all ranks, see `summarize`, and begin another evaluation."""
+        """Summarize the episodes of all ranks, see `summarize`."""
         gathered = ranks.gather_over_ranks(self._episodes)
-        self._episodes = []
         episodes = [episode for part in gathered for episode in part]  # rank order is seed order
         summary = summarize(episodes, data.eval_env_reports_success)
         if (cut := summary["cut"]) and not self._reported_cuts:

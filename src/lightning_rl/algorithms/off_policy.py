@@ -219,9 +219,9 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def updates_done(self) -> int:
         """Number of updates of the run so far, including skipped ones."""
-        # Every update steps the first objective; the others may have a delay.
-        first = next(iter(self.objectives.values())).statistics
-        return first.applied + first.skipped + len(first)
+        # Every update steps the main objective; the others may have a delay.
+        main = self.main_objective.statistics
+        return main.applied + main.skipped + len(main)
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return pairs of a target network and its source network."""

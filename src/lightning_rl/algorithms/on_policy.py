@@ -232,7 +232,7 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
         is_due = not self._ratio_checked and trainer_of(self) is not None
         if is_due and "sample_log_prob" in keys and self.data.acted_by_policy:
             self._ratio_checked = check_first_ratio(self.policy, rollout)
-        statistics = self.objectives[""].statistics
+        statistics = self.main_objective.statistics
         for epoch in self.passes(rollout, keys, mask):
             # `target_kl` judges the steps of this epoch alone.
             first = len(statistics)
@@ -244,7 +244,7 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
         """Adapt the learning rate to the epoch's KL; return whether the KL ends the update."""
         if self.target_kl is None and self.lr_schedule != "adaptive":
             return False
-        objective = self.objectives[""]
+        objective = self.main_objective
         kl = objective.statistics.mean_since("approx_kl", first)
         if self.trains_actor:
             objective.schedule.adapt(self.update.optimizer, kl)

@@ -17,7 +17,7 @@ class RunState:
     """Counters, random streams and decisions of an algorithm's run.
 
     Attributes:
-        resumed: what was loaded, until training starts.
+        resumed: what this call of the trainer has loaded, until training starts.
     """
 
     def __init__(self, algorithm: Any) -> None:

@@ -327,6 +327,10 @@ class UpdateStatistics:
         self._rows: list[Tensor] = []
         self._failing: list[str] = []
 
+    def begin(self) -> None:
+        """Forget the steps of an iteration that an error has ended."""
+        self._rows, self.exhausted = [], False
+
     def add(self, names: list[str], scalars: Tensor) -> None:
         """Add the scalars [len(names)] of one minibatch."""
         self._names = names
@@ -392,6 +396,7 @@ class UpdateStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters."""
+        self.begin()
         self.applied, self.skipped = int(state["passed"]), int(state["skipped"])
         self.in_a_row = int(state["in_a_row"])
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
-
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.own import is_own, names_code
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import shown
+from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
 from lightning_rl.training.callbacks.progress import return_text, why_early
 
 
@@ -22,10 +21,11 @@ def closing_lines(trainer: Any) -> list[str]:
     reason = why_early(trainer)
     lines = [*([reason] if reason else []), f"Run directory: {run_dir}"]
     best = run_dir / "checkpoints" / "best.ckpt"
-    callback = trainer.checkpoint_callback
-    if isinstance(callback, ModelCheckpoint) and callback.best_model_score is not None:
-        score = return_text(float(callback.best_model_score))
-        lines.append(f"Best:      {callback.monitor} {score}, in {best}")
+    # A ModelCheckpoint of the user's comes first, with another metric and other files.
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+            score = return_text(float(callback.best_model_score))
+            lines.append(f"Best:      {callback.monitor} {score}, in {best}")
     if best.is_file():
         evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
         lines.append(f"Evaluate:  {evaluate}   (--video true films it)")

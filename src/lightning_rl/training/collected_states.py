@@ -46,9 +46,16 @@ class CollectedStates:
         self._loaded, self._loaded_from = dict(state), folder
 
     def restore(
-        self, collector: Collector | None, replay: Replay | None, restores_replay: bool
+        self,
+        collector: Collector | None,
+        replay: Replay | None,
+        restores_replay: bool,
+        is_resumed: bool,
     ) -> None:
-        """Restore the loaded states, once collector and replay exist."""
+        """Restore the loaded states, once collector and replay exist.
+
+        `is_resumed` says that the algorithm has been trained before, with or without a checkpoint.
+        """
         saved, self._loaded = self._loaded, {}
         rank = ranks.rank()
         states = saved.get("collectors", [])
@@ -57,10 +64,12 @@ class CollectedStates:
             with restoring("state of collector and envs"):
                 check_types(states[rank], collector.state_dict(), "The collector's state")
                 collector.load_state_dict(states[rank])
-        if replay is None or not saved:
+        if replay is None or not (saved or is_resumed):
             return
         states = saved.get("replays", [])
-        if not states:
+        if not saved:
+            reason = "fit got no ckpt_path"
+        elif not states:
             reason = "the checkpoint was saved without it"
         elif not restores_replay:
             reason = "restore_replay is false"

@@ -67,6 +67,10 @@ MOST_ENVS = 2**20
 """Maximum of `num_envs`, because a larger number would fill the memory."""
 
 
+TEST_SEEDS = 100_000
+"""Distance of the first seed of `test` from that of `validate`, in any number of episodes."""
+
+
 class RolloutDataset(IterableDataset[TensorDict]):
     """One rollout per training step, collected on demand.
 
@@ -135,8 +139,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
         num_eval_episodes: episodes per evaluation, one per seed, divided among the processes.
         num_eval_envs: parallel evaluation envs per process, without effect on the result. Default:
             one per episode.
-        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the validation
-            seeds. Default: the run's seed + 10,000.
+        eval_seed: seed of the first evaluation episode; `test` begins 100,000 seeds later. Default:
+            the run's seed + 10,000.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
             call per episode and step.
@@ -447,7 +451,9 @@ class RLDataModule(LightningDataModule, NamedSettings):
                 )
         # Before the first rollout, and once the objects exist that take the states.
         restores_replay = getattr(self.trainer, "restore_replay", True)
-        self.states.restore(self.collector, self.replay, restores_replay)
+        # Offline the first rollout, the whole dataset, fills the replay.
+        is_resumed = learner.env_steps > 0 and not self.offline
+        self.states.restore(self.collector, self.replay, restores_replay, is_resumed)
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
         self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
@@ -466,9 +472,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        return EpisodeSeeds(
-            self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
-        )
+        first = self.eval_seed + TEST_SEEDS
+        return EpisodeSeeds(first, self.num_eval_episodes, self.num_eval_envs)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
@@ -513,6 +518,8 @@ class RLDataModule(LightningDataModule, NamedSettings):
             calls.close()
         self.collector, self.replay = None, None
         self._env, self._eval_env = None, None
+        # What `validate`, `test` or a refused `fit` has loaded is not for the next run.
+        self.states = CollectedStates()
 
     def teardown(self, stage: str) -> None:
         self.close()

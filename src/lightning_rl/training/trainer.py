@@ -105,8 +105,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "false instead",
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
+    "reload_dataloaders_every_n_epochs": (
+        0,
+        "a new loader would be a second collector with an empty replay. Remove it: each batch is a "
+        "new rollout already",
+    ),
+    "min_epochs": (
+        None,
+        "a run ends at data.total_env_steps, or after a signal, however few epochs it has had. To "
+        "train longer, raise data.total_env_steps",
+    ),
+    "min_steps": (
+        None,
+        "a run ends at data.total_env_steps, or after a signal, however few iterations it has had. "
+        "To train longer, raise data.total_env_steps",
+    ),
 }
-"""Settings of Lightning's trainer without an effect: the only allowed value, and the reason."""
+"""Settings of Lightning's trainer that do not fit: the only allowed value, and the reason."""
 
 
 SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
@@ -160,7 +175,7 @@ class RLTrainer(Trainer, Configurable):
         kwargs: see Lightning's `Trainer`.
 
     Attributes:
-        stop_signal: the signal that ended training, or None.
+        stop_signal: the signal that ended the last `fit`, or None.
         keeps_freed_memory: whether the C library keeps freed memory, see `keep_freed_memory`.
     """
 
@@ -311,6 +326,7 @@ class RLTrainer(Trainer, Configurable):
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        self.stop_signal, user_limit = None, self.limit_val_batches
         # A second `fit` of this trainer continues in its own directory.
         if self.is_global_zero and self.global_step == 0:
             refuse_overwriting(self.run_dir, ckpt_path)
@@ -333,6 +349,9 @@ class RLTrainer(Trainer, Configurable):
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
                 raise
+            finally:
+                # A signal, and a run without an env, turn its evaluations off.
+                self.limit_val_batches = user_limit
 
     def _print_closing(self) -> None:
         """Print the paths of all outputs and the next commands, unless progress is not shown."""

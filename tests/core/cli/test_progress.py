@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from rich.console import Console
 
 from lightning_rl.training.callbacks import progress as module
@@ -34,6 +34,14 @@ def test_a_run_that_ends_early_says_why(settings, reason, tmp_path, capsys):
     train(tmp_path / "run", data=few, trainer=SHOWN | settings)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Ended at")]
     assert_names(line, "10,000", reason)
+
+
+def test_the_last_lines_name_the_metric_of_the_best_checkpoint(tmp_path, capsys):
+    """Not that of a checkpoint of the user's."""
+    other = ModelCheckpoint(tmp_path / "other", monitor="eval/avg_length")
+    train(tmp_path / "run", trainer=SHOWN | {"callbacks": [other]})
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Best:")]
+    assert_names(line, "eval/avg_reward", "best.ckpt")
 
 
 def test_a_run_without_a_terminal_prints_a_line_after_a_silence(tmp_path, monkeypatch, capsys):

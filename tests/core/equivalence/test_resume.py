@@ -1,18 +1,22 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
+import math
 import signal
 from itertools import count
 
 import gymnasium
 import pytest
+import torch
+from lightning.pytorch import seed_everything
 
-from lightning_rl import GRU
+from lightning_rl import GRU, PPO, RLTrainer
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import signal_at
 from tests.envs import ScriptedEnv, zeros
-from tests.helpers import assert_same_run, last, scalars, train
+from tests.helpers import assert_same_run, fit_in, last, make_data, make_ppo, scalars, train
 from tests.messages import refused
 from tests.probes import ActionProbe, ValueProbe
+from tests.variants import after
 
 LIVES = count()
 
@@ -97,6 +101,42 @@ def test_a_run_stopped_twice_is_exact(tmp_path, whole):
     train(run_dir, trainer={"callbacks": [signal_at(3)]}, ckpt_path=last(run_dir))
     train(run_dir, ckpt_path=last(run_dir))
     assert_same_run(whole, run_dir)
+
+
+def test_what_was_evaluated_is_not_where_the_next_run_begins(tmp_path, whole):
+    """Envs, replay and random streams of a checkpoint are for the call that loads it."""
+    seed_everything(3)
+    data = make_data()
+    module = make_ppo(data)
+    trainer = RLTrainer(run_dir=str(tmp_path / "run"), accelerator="cpu", logger=False)
+    trainer.validate(module, datamodule=data, ckpt_path=last(whole))
+    seed_everything(3)
+    fit_in(tmp_path / "new", make_ppo(data), data)
+    assert_same_run(whole, tmp_path / "new")
+    trainer.validate(module, datamodule=data, ckpt_path=last(whole))
+    fit_in(tmp_path / "again", module, data)  # its budget is used up: nothing is drawn
+    fresh = torch.Generator().manual_seed(data.seed_for("shuffle"))
+    assert torch.equal(module.generator.get_state(), fresh.get_state())
+
+
+@pytest.mark.parametrize("error", [RuntimeError, FloatingPointError])
+def test_the_same_objects_are_resumed_exactly_after_an_error_in_an_update(error, tmp_path, whole):
+    failed = []
+
+    def spoil(module, result, minibatch):
+        if module.iterations_done == 4 and len(failed) < 2:
+            failed.append(minibatch)
+            if error is RuntimeError and len(failed) == 2:
+                raise RuntimeError("out of memory")
+            return result[0] * (math.nan if error is FloatingPointError else 1.0), result[1]
+
+    seed_everything(3)
+    data = make_data()
+    module = make_ppo(data, algorithm=after(PPO, loss=spoil), max_nonfinite_steps=2)
+    with pytest.raises(error):
+        fit_in(tmp_path, module, data)
+    fit_in(tmp_path, module, data, ckpt_path=last(tmp_path))
+    assert_same_run(whole, tmp_path)
 
 
 def test_resume_keeps_the_learning_rate(tmp_path):

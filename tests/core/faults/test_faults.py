@@ -29,7 +29,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
-from tests.callbacks import at_iteration
+from tests.callbacks import at_iteration, callback, signal_at
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import assert_same_run, error_of, last, load, train
@@ -453,6 +453,19 @@ def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
     signal.signal(signal.SIGHUP, before)
     assert trainer.stop_signal == number
     assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
+def test_the_same_trainer_goes_on_after_a_signal(tmp_path):
+    """It evaluates and saves again, and says that it has finished."""
+    evaluations = []
+    count = callback(on_validation_end=lambda trainer, _: evaluations.append(trainer.global_step))
+    callbacks = [signal_at(4), count]
+    module, data, trainer = train(tmp_path / "run", trainer={"callbacks": callbacks})
+    assert (trainer.stop_signal, evaluations) == (signal.SIGTERM, [3])
+    trainer.fit(module, data, ckpt_path=last(tmp_path / "run"))
+    assert (trainer.stop_signal, evaluations) == (None, [3, 6])
+    assert load(last(tmp_path / "run"))["global_step"] == 6
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["outcome"] == "finished"
 
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path):

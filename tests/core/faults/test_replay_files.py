@@ -11,14 +11,14 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from lightning_rl import ActorOnly, ReplayBuffer
+from lightning_rl import DQN, ActorOnly, ReplayBuffer
 from lightning_rl.buffers import ring_files
 from lightning_rl.buffers.replay_files import Part, ReplayLog
 from tests.callbacks import at_iteration
 from tests.commands import killed_around_call
 from tests.core.equivalence.test_own_algorithms import OFF_POLICY
 from tests.core.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
-from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data
+from tests.helpers import assert_same, assert_same_run, fit_in, last, load, make_data, train
 from tests.messages import refused
 
 CURE = (
@@ -162,6 +162,16 @@ def test_checkpoints_share_files_and_what_none_names_is_removed(toy, tmp_path, m
     assert len(one & two) >= 3
     assert set(files(tmp_path)) == two
     assert set(present(tmp_path)) == one | two
+
+
+def test_an_algorithm_that_trains_on_without_its_checkpoint_says_that_its_replay_is_empty(
+    tmp_path, recwarn
+):
+    settings = {"data": {"replay": ReplayBuffer}, "model": {"algorithm": DQN, "compile": False}}
+    module, data, _ = train(tmp_path / "run", **settings)
+    assert not [warning for warning in recwarn if "empty replay" in str(warning.message)]
+    with refused(UserWarning, names=("empty replay", "ckpt_path")):
+        fit_in(tmp_path / "on", module, data)
 
 
 def test_what_cannot_be_read_may_name_anything(toy, tmp_path):

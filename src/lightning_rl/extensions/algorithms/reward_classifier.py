@@ -99,6 +99,7 @@ class RewardClassifier(FrameAlgorithm):
             return
         check_weights_are_numbers(self.policy)
         self.policy.put_in_eval_mode()
+        self._judged = []
         for number in self.frames.held_out[ranks.rank() :: ranks.world_size()]:
             observation, label = self.frames.frames_of([number])
             parts = [self.probability(part).cpu() for part in observation.split(FRAMES_AT_ONCE)]
