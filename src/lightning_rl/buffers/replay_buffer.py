@@ -13,7 +13,7 @@ from lightning_rl.buffers.base import Replay
 from lightning_rl.buffers.columns import Column, Place
 from lightning_rl.buffers.replay_sequences import SequenceSampler
 from lightning_rl.buffers.ring_files import RingFiles
-from lightning_rl.buffers.transition_ring import FINAL, TransitionRing, infos_of
+from lightning_rl.buffers.transition_ring import FINAL, OPTIONAL, TransitionRing, added_specs
 from lightning_rl.rollout.contract import INFO, tree_of_leaves, validate
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import check_range, require
@@ -80,19 +80,25 @@ class ReplayBuffer(Replay):
         """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
 
         Raises:
-            ConfigurationError: if a restored ring holds other entries of infos.
+            ConfigurationError: if a restored ring holds other fields.
         """
         if not self.ring.columns:
             validate(rollout)
-        else:
-            infos = {column for column in self.ring.columns if column[0].startswith(INFO)}
-            require(
-                infos == infos_of(rollout).keys(),
-                f"The restored replay holds {', '.join(c for (c,) in sorted(infos)) or 'no entry'} "
-                "of the infos, but data.extra_fields differs: resume with the same fields, or "
-                "start with an empty replay: --restore_replay false.",
-            )
-        self.ring.extend(rollout)
+        added = added_specs(rollout)
+        columns = self.ring.added or added
+        restored, collected = (
+            ", ".join(sorted(f"{n[0]} {[*specs[n][0]]}" for n in specs.keys() - OPTIONAL.keys()))
+            for specs in (columns, added)
+        )
+        require(
+            restored == collected,
+            f"Steps of the restored replay hold {restored}, those of this run {collected}: resume "
+            "with equal env, policy and data.extra_fields, or without it: --restore_replay false.",
+        )
+        # Penalties, help and padding may begin or end with a resume.
+        missing, done = columns.keys() - added.keys(), rollout["done"]
+        zeros = {name: torch.zeros_like(done, dtype=columns[name][1]) for name in missing}
+        self.ring.extend(rollout.copy().update(zeros) if zeros else rollout)
         self._offsets = None
 
     def batches(
