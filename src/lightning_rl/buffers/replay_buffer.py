@@ -80,8 +80,13 @@ class ReplayBuffer(Replay):
         """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
 
         Raises:
-            ConfigurationError: if a restored ring holds other fields.
+            ConfigurationError: for other than N rows, and if a restored ring holds other fields.
         """
+        require(
+            len(rollout) == self.num_envs,
+            f"The replay holds data.num_envs={self.num_envs} rows, a rollout has {len(rollout)}. "
+            "A dataset is for IQL, AWAC, FQL or QC, or the demonstrations of a MixedReplay.",
+        )
         if not self.ring.columns:
             validate(rollout)
         added = added_specs(rollout)

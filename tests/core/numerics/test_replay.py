@@ -280,6 +280,8 @@ def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
     empty = ReplayBuffer(VECTOR, ACTION, 4, "cpu", capacity=100)
     with refused(RuntimeError, names=("replay", "extend()")):
         empty.batches(1, 1)
+    with refused(names=("data.num_envs=4", "has 1", "IQL", "MixedReplay")):
+        empty.extend(Stream(VECTOR, 1, seed=1).next(2))  # would be copied to all envs
     refusals = {
         "data.replay.capacity must be at least 1, got 0.": {"capacity": 0},
         "data.replay.capacity is 3, and one step of the envs is 4 transitions: set it to at least data.num_envs, and "
