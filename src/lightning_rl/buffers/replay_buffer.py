@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import torch
@@ -37,8 +37,8 @@ class ReplayBuffer(Replay):
             transitions of HalfCheetah-v5 need 96 MiB, 100,000 images of 64×64×3 need 1.2 GiB.
 
     Raises:
-        ConfigurationError: if a number is out of range, a space cannot be stored, or memory or disk
-            do not suffice.
+        ConfigurationError: if a setting is out of range, a space cannot be stored, or memory or
+            disk do not suffice.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class ReplayBuffer(Replay):
             f"data.replay.capacity is {capacity}, and one step of the envs is {num_envs} "
             "transitions: set it to at least data.num_envs, and much larger than a minibatch.",
         )
+        allowed = get_args(Place)  # only the command line checks the type
+        require(storage in allowed, f"data.replay.storage={storage!r} is none of {allowed}.")
         self.capacity = capacity
         self.num_envs = num_envs
         self.device = torch.device(device)
