@@ -360,10 +360,12 @@ def test_on_a_dataset_it_is_resumed_bit_for_bit(settings, mixed, tmp_path):  # n
         ({"policy": {"policy_class": SquashedActorCritic}}, ("FQL", "FlowActorCritic")),
         ({"data": {"num_envs": 2}}, ("data.num_envs", "data.buffer_size", "320")),
         ({"data": {"replay": partial(ReplayBuffer, capacity=100)}}, ("data.replay.capacity", "320")),
+        ({"collector": {"episodes_per_rollout": 4}}, ("4 of its", "data.collector.episodes_per_rollout")),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):  # noqa: F811
     run = offline(mixed[0], iterations=1)
+    run["data"]["collector"].keywords.update(change.pop("collector", {}))
     run |= {key: run[key] | value for key, value in change.items()}
     with refused(names=words):
         train(tmp_path, **run)

@@ -182,6 +182,7 @@ def run(data=None, model=None, **settings):
     [
         ({"env": "Pendulum-v1"}, ("HindsightReplay", "Gymnasium-Robotics")),
         ({"data": {"replay": partial(HindsightReplay, share=1.5)}}, "data.replay.share"),
+        ({"data": {"replay": partial(HindsightReplay, strategy="nearest")}}, ("nearest", "'future', 'final', 'episode'")),
         ({"env": lambda n: ActionChunk(n, point, 3)}, ("compute_reward", "ActionChunk")),
         ({"policy": {"memory": partial(GRU, size=4)}, "model": {"sequence_length": 2}}, "memory"),
         (

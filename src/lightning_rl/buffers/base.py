@@ -125,11 +125,11 @@ class Replay(ABC, NamedSettings):
         """Return a bound [1] on returns of rewards that the replay itself computes, or None."""
         return None
 
-    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor] | None:
+    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor, Tensor] | None:
         """Return rewards of transitions without a collector, once; None if there are none.
 
         These are: the fraction of such transitions in each minibatch, from 0 to 1; the rewards [M]
-        float32, in the order of the steps; and whether [M] bool a step is the last of its fragment.
+        float32, in the order of the steps; and as [M] bool the ends of fragments, and terminations.
         """
         return None  # most replays hold only what collectors made
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import torch
@@ -13,7 +13,7 @@ from lightning_rl.buffers.base import Replay
 from lightning_rl.buffers.columns import Column, Place
 from lightning_rl.buffers.replay_sequences import SequenceSampler
 from lightning_rl.buffers.ring_files import RingFiles
-from lightning_rl.buffers.transition_ring import FINAL, TransitionRing, infos_of
+from lightning_rl.buffers.transition_ring import FINAL, OPTIONAL, TransitionRing, added_specs
 from lightning_rl.rollout.contract import INFO, tree_of_leaves, validate
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import check_range, require
@@ -37,8 +37,8 @@ class ReplayBuffer(Replay):
             transitions of HalfCheetah-v5 need 96 MiB, 100,000 images of 64×64×3 need 1.2 GiB.
 
     Raises:
-        ConfigurationError: if a number is out of range, a space cannot be stored, or memory or disk
-            do not suffice.
+        ConfigurationError: if a setting is out of range, a space cannot be stored, or memory or
+            disk do not suffice.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class ReplayBuffer(Replay):
             f"data.replay.capacity is {capacity}, and one step of the envs is {num_envs} "
             "transitions: set it to at least data.num_envs, and much larger than a minibatch.",
         )
+        allowed = get_args(Place)  # only the command line checks the type
+        require(storage in allowed, f"data.replay.storage={storage!r} is none of {allowed}.")
         self.capacity = capacity
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -80,19 +82,30 @@ class ReplayBuffer(Replay):
         """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
 
         Raises:
-            ConfigurationError: if a restored ring holds other entries of infos.
+            ConfigurationError: for other than N rows, and if a restored ring holds other fields.
         """
+        require(
+            len(rollout) == self.num_envs,
+            f"The replay holds data.num_envs={self.num_envs} rows, a rollout has {len(rollout)}. "
+            "A dataset is for IQL, AWAC, FQL or QC, or the demonstrations of a MixedReplay.",
+        )
         if not self.ring.columns:
             validate(rollout)
-        else:
-            infos = {column for column in self.ring.columns if column[0].startswith(INFO)}
-            require(
-                infos == infos_of(rollout).keys(),
-                f"The restored replay holds {', '.join(c for (c,) in sorted(infos)) or 'no entry'} "
-                "of the infos, but data.extra_fields differs: resume with the same fields, or "
-                "start with an empty replay: --restore_replay false.",
-            )
-        self.ring.extend(rollout)
+        added = added_specs(rollout)
+        columns = self.ring.added or added
+        restored, collected = (
+            ", ".join(sorted(f"{n[0]} {[*specs[n][0]]}" for n in specs.keys() - OPTIONAL.keys()))
+            for specs in (columns, added)
+        )
+        require(
+            restored == collected,
+            f"Steps of the restored replay hold {restored}, those of this run {collected}: resume "
+            "with equal env, policy and data.extra_fields, or without it: --restore_replay false.",
+        )
+        # Penalties, help and padding may begin or end with a resume.
+        missing, done = columns.keys() - added.keys(), rollout["done"]
+        zeros = {name: torch.zeros_like(done, dtype=columns[name][1]) for name in missing}
+        self.ring.extend(rollout.copy().update(zeros) if zeros else rollout)
         self._offsets = None
 
     def batches(

@@ -149,8 +149,7 @@ class RingFiles:
         ring = self._ring
         added = added_specs(content)
         specs = ring.specs(added)
-        if not ring.columns:
-            ring.allocate(added)
+        ring.allocate(added)  # a later file may have further columns
         first = max(part.first, ring.end)  # the first file may begin before the oldest step
         size = (part.last - part.first, ring.num_envs)
         for name, (shape, dtype) in specs.items():

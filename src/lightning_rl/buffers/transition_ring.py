@@ -45,7 +45,7 @@ OPTIONAL: dict[Column, FieldSpec] = {
     ("penalty",): ((), torch.float32),
     ("padding",): ((), torch.bool),
 }
-"""Columns that only some rollouts have."""
+"""Columns that only some rollouts have; zero for the others."""
 
 STATE: Column = ("state",)
 """The policy's state before a step, if rollouts have it."""
@@ -70,8 +70,9 @@ class TransitionRing:
         device: the learner's device.
 
     Attributes:
-        columns: [rows, ...] by name, allocated by the first rollout.
+        columns: [rows, ...] by name, allocated by the first rollout that has them.
         by_slot: the same columns, [slots + 1, N, ...].
+        added: shapes and dtypes of the columns that the rollouts have added.
         final_observations: next observations that are in no slot.
         observation, action: shapes and dtypes of the columns of the spaces.
         first_slot: first slot ever stored, counted from the start of the run.
@@ -107,6 +108,7 @@ class TransitionRing:
         self.rows = (self.slots + 1) * num_envs  # one more slot for the last next observation
         self.row_bytes = bytes_of(self.specs(PLAIN))
         self._check_room()
+        self.added: Specs = {}
         self.columns: dict[Column, Tensor] = {}
         self.by_slot: dict[Column, Tensor] = {}
         self.final_observations = _FinalObservations(self.observation, num_envs, self._reserve)
@@ -142,9 +144,13 @@ class TransitionRing:
             ) from error
 
     def allocate(self, added: Specs) -> None:
-        """Allocate all columns, with those that the rollouts have added."""
+        """Allocate the columns that are not there yet, with those that the rollouts have added."""
         specs = self.specs(added)
-        self.columns = self._reserve(specs, self.rows)
+        missing = {name: spec for name, spec in specs.items() if name not in self.columns}
+        if not missing:
+            return
+        self.added = self.added | added
+        self.columns |= self._reserve(missing, self.rows)
         sizes = (self.slots + 1, self.num_envs)
         self.by_slot = {name: column.unflatten(0, sizes) for name, column in self.columns.items()}
         if bytes_of(specs) > self.row_bytes:  # a state makes rows several times longer
@@ -181,8 +187,7 @@ class TransitionRing:
 
     def extend(self, rollout: TensorDict) -> None:
         """Copy a rollout [N, T+1], or only its last steps if it is longer than the ring."""
-        if not self.columns:
-            self.allocate(added_specs(rollout))
+        self.allocate(added_specs(rollout))
         steps = rollout.batch_size[1] - 1
         num_skipped = max(0, steps - self.slots)  # these would be overwritten immediately
         first = self.end + num_skipped
@@ -370,15 +375,9 @@ def added_specs(fields: Any) -> Specs:
     if state is not None:
         specs |= dict.fromkeys((DONE, CONTINUES), ((), torch.bool))
         specs[STATE] = (tuple(state.shape[2:]), state.dtype)
-    specs |= infos_of(fields)
+    infos = {name: value for name, value in values.items() if name[0].startswith(INFO)}
+    specs |= {name: (tuple(value.shape[2:]), value.dtype) for name, value in infos.items()}
     return specs | {name: spec for name, spec in OPTIONAL.items() if name in values}
-
-
-def infos_of(fields: Any) -> Specs:
-    """Return the columns of the env's infos in a rollout [N, T+1], or in the content of a file."""
-    names = {key if isinstance(key, tuple) else (key,): key for key in fields.keys()}
-    infos = {n: fields[key] for n, key in names.items() if n[0].startswith(INFO)}
-    return {name: (tuple(value.shape[2:]), value.dtype) for name, value in infos.items()}
 
 
 def _values(rollout: TensorDict, column: Column) -> Tensor:

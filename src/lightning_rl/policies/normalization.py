@@ -126,17 +126,7 @@ class RewardNormalizer(RunningMoments):
             continues: [N] bool, whether the rollout continues the last episode; None for all.
             counted: [N, T] bool, the entries that are not padding; None for all.
         """
-        if self.carry is None or self.carry.shape != reward.shape[:1]:
-            self.carry = torch.zeros_like(reward[:, 0])
-        # A resumed run reads the state into the memory of the CPU.
-        carry = self.carry.to(reward.device)
-        if continues is not None:
-            carry = torch.where(continues, carry, 0.0)
-        returns = discounted_return(reward, done, carry, gamma=discount)
-        # A finished episode carries no return into the next rollout.
-        carry = torch.where(done[:, -1], 0.0, returns[:, -1])
-        # Skip values that are not finite, which would stay in the return for the rest of the run.
-        self.carry = torch.where(carry.isfinite(), carry, 0.0)
+        returns, self.carry = _running_returns(self.carry, reward, done, discount, continues)
         self.update((returns if counted is None else returns[counted]).reshape(-1, 1))
 
     @torch.no_grad()
@@ -151,15 +141,37 @@ class RewardNormalizer(RunningMoments):
         self.carry = None if state["carry"] is None else torch.as_tensor(state["carry"])
 
 
+def _running_returns(
+    carry: Tensor | None,
+    reward: Tensor,
+    done: Tensor,
+    discount: float | Tensor,
+    continues: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the running returns [N, T], which restart after `done` [N, T], and the next carry."""
+    if carry is None or carry.shape != reward.shape[:1]:
+        carry = torch.zeros_like(reward[:, 0])
+    # A resumed run reads the state into the memory of the CPU.
+    carry = carry.to(reward.device)
+    if continues is not None:
+        carry = torch.where(continues, carry, 0.0)
+    returns = discounted_return(reward, done, carry, gamma=discount)
+    # A finished episode carries no return into the next rollout.
+    carry = torch.where(done[:, -1], 0.0, returns[:, -1])
+    # Skip values that are not finite, which would stay in the return for the rest of the run.
+    return returns, torch.where(carry.isfinite(), carry, 0.0)
+
+
 class ReturnNormalizer(RewardNormalizer):
     """Scale rewards so that returns are between -limit and limit.
 
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
     |G| so far, without clipping, so that returns fit categorical critics. Source: Lee et al. 2025
-    (SimbaV2), section 4.3. With a `MixedReplay`, the variance covers collected samples and
-    demonstrations by their shares, and returns of new goals (`HindsightReplay`) are at most
-    `limit`: of a goal that ends no episode, |r| / (1 - gamma). The scale is 1 while the variance is
-    0.
+    (SimbaV2), section 4.3. Differs: the largest |G| is also taken of a G that continues through
+    time limits, where targets bootstrap. With a `MixedReplay`, the variance covers collected
+    samples and demonstrations by their shares, and returns of new goals (`HindsightReplay`) are at
+    most `limit`: of a goal that ends no episode, |r| / (1 - gamma). The scale is 1 while the
+    variance is 0.
 
     Args:
         limit: bound on returns; None for no limit.
@@ -167,6 +179,7 @@ class ReturnNormalizer(RewardNormalizer):
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.
+        bootstrapped: [N], running return through time limits; None without a limit.
         demonstrations: their share of the minibatches, and mean and variance of their G, or None.
     """
 
@@ -176,7 +189,21 @@ class ReturnNormalizer(RewardNormalizer):
     def __init__(self, limit: float | None = None, *, eps: float = 1e-8) -> None:
         super().__init__(eps=eps)
         self.return_limit = limit
+        self.bootstrapped: Tensor | None = None
         self.register_buffer("largest", torch.zeros(1))
+
+    @torch.no_grad()
+    def observe_rollout(self, rollout: TensorDict, gamma: float) -> None:
+        super().observe_rollout(rollout, gamma)
+        if self.return_limit is None:
+            return
+        reward, discount = discounted_reward(rollout, gamma), discount_of(rollout, gamma)
+        ends, continues = rollout["terminated"][:, :-1], rollout.get("continues", None)
+        continues = None if continues is None else continues[:, 0]
+        returns, self.bootstrapped = _running_returns(
+            self.bootstrapped, reward, ends, discount, continues
+        )
+        self.raise_largest(returns.abs().amax()[None])
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
@@ -193,23 +220,30 @@ class ReturnNormalizer(RewardNormalizer):
         self.largest.copy_(torch.where(usable, largest, self.largest))
 
     @torch.no_grad()
-    def observe_offline(self, share: float, reward: Tensor, ends: Tensor, gamma: float) -> None:
+    def observe_offline(
+        self, share: float, reward: Tensor, ends: Tensor, terminated: Tensor, gamma: float
+    ) -> None:
         """Set the statistics of the demonstrations' rewards.
 
         Args:
             share: share of demonstrations in each minibatch.
             reward: [M], in the order of steps.
             ends: [M] bool, steps after which the return restarts at zero.
+            terminated: [M] bool, those of them after which targets do not bootstrap.
             gamma: discount per step.
         """
         self.demonstrations = None
         if len(reward) == 0:
             return
         zero = torch.zeros(1, device=reward.device)
-        returns = discounted_return(reward[None], ends[None], zero, gamma=gamma)
+        returns, bootstrapped = (
+            discounted_return(reward[None], restarts[None], zero, gamma=gamma)
+            for restarts in (ends, terminated)
+        )
         var, mean = torch.var_mean(returns, correction=0)
         self.demonstrations = share, float(mean), float(var)
-        self.largest.copy_(self.largest.maximum(returns.abs().amax().to(self.largest)))
+        largest = returns.abs().amax().maximum(bootstrapped.abs().amax())
+        self.largest.copy_(self.largest.maximum(largest.to(self.largest)))
 
     def variance(self) -> Tensor:
         """Return the variance [1] of G in minibatches."""
@@ -221,11 +255,14 @@ class ReturnNormalizer(RewardNormalizer):
         return (1.0 - share) * self.var + share * given_var + between
 
     def get_extra_state(self) -> dict[str, Any]:
-        return super().get_extra_state() | {"given": self.demonstrations}
+        state = {"given": self.demonstrations, "bootstrapped": self.bootstrapped}
+        return super().get_extra_state() | state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         self.demonstrations = state.get("given")
+        returns = state.get("bootstrapped")
+        self.bootstrapped = None if returns is None else torch.as_tensor(returns)
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:

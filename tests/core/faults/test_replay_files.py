@@ -228,6 +228,34 @@ def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
         other.load_state_dict(state, half / "checkpoints" / "replay")
 
 
+def test_with_a_resume_help_penalties_and_padding_begin_or_end(tmp_path, monkeypatch):
+    """Steps that lack them have zeros, in whichever file they are; other fields are refused."""
+    monkeypatch.setattr(ring_files, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr(ring_files, "MOST_PARTS", 2**30)
+    make = partial(ReplayBuffer, VECTOR, ACTION, 2, "cpu", 1, capacity=100)
+    replay, stream = make(), Stream(VECTOR, 2, seed=1)
+    for i in range(4):
+        rollout = stream.next(3)
+        rollout["reward"] = torch.full((2, 4), float(i))
+        if i % 2:
+            rollout["penalty"] = torch.full((2, 4), -0.5)
+            rollout["intervened"] = torch.ones(2, 4, dtype=torch.bool)
+            rollout["padding"] = torch.tensor([[False, False, True, True]]).expand(2, 4)
+        replay.extend(rollout)
+        state, replay = replay.state_dict(tmp_path), make()
+        replay.load_state_dict(state, tmp_path)
+    assert len(state["files"]) == 4
+    (batch,) = replay.batches(1, 500)
+    helped = batch["reward"] % 2 == 1
+    assert batch["intervened"].equal(helped)
+    assert batch["penalty"].equal(-0.5 * helped)
+    assert (len(replay), set(batch["reward"].tolist())) == (20, {0.0, 1.0, 2.0, 3.0})
+    rollout = stream.next(3)
+    rollout["state"] = torch.zeros(2, 4, 5)
+    with refused(names=("state [5]", "data.extra_fields", "--restore_replay false")):
+        replay.extend(rollout)
+
+
 @pytest.mark.parametrize(
     "name",
     ["../../secret.pt", "/etc/passwd", "rank0-0-64-0123456789abcdef.pt/../x", "last.ckpt", ""],

@@ -141,6 +141,30 @@ def test_rewards_are_scaled_so_that_the_largest_return_fits():
     assert module.normalized_reward(torch.tensor([6.0])).tolist() == [3.0]
 
 
+def test_values_that_bootstrap_through_time_limits_fit_between_the_atoms():
+    """Rewards of 1 and episodes of 4 steps: Q is 10, but no return of an episode exceeds 3.44."""
+    reward, cut, never = torch.ones(2, 9), torch.arange(9) % 4 == 3, torch.zeros(2, 9, dtype=bool)
+    fields = {"reward": reward, "done": cut.expand(2, 9), "terminated": never}
+    fields["continues"] = torch.tensor([[True], [False]]).expand(2, 9)
+    rollout = TensorDict(fields, [2, 9])  # of 8 steps
+    bounded, free = ReturnNormalizer(limit=1.0), ReturnNormalizer()
+    for _ in range(20):
+        bounded.observe_rollout(rollout, 0.9)
+        free.observe_rollout(rollout, 0.9)
+        resumed = ReturnNormalizer(limit=1.0)
+        resumed.load_state_dict(bounded.state_dict())
+        bounded = resumed
+    assert bounded.largest.item() == pytest.approx(10.0, rel=1e-4)
+    torch.testing.assert_close(bounded.bootstrapped, torch.tensor([10.0, 10 * (1 - 0.9**8)]))
+    assert (free.largest.item(), bounded.var.item()) == (pytest.approx(3.439), free.var.item())
+    demonstrated = ReturnNormalizer(limit=1.0)
+    rewards, ends = torch.ones(80), cut[:8].repeat(10)
+    demonstrated.observe_offline(0.5, rewards, ends, ends, 0.9)
+    assert demonstrated.largest.item() == pytest.approx(3.439)
+    demonstrated.observe_offline(0.5, rewards, ends, ends & False, 0.9)
+    assert demonstrated.largest.item() == pytest.approx(10 * (1 - 0.9**80))
+
+
 @pytest.mark.parametrize("normalization", ["none", "layer", "rms"])
 def test_residual_critics_are_as_many_residual_networks(normalization):
     critic = QEnsemble(5, (6, 6), 3, "relu", normalization, "residual").double()

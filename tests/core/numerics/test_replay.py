@@ -280,10 +280,13 @@ def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
     empty = ReplayBuffer(VECTOR, ACTION, 4, "cpu", capacity=100)
     with refused(RuntimeError, names=("replay", "extend()")):
         empty.batches(1, 1)
+    with refused(names=("data.num_envs=4", "has 1", "IQL", "MixedReplay")):
+        empty.extend(Stream(VECTOR, 1, seed=1).next(2))  # would be copied to all envs
     refusals = {
         "data.replay.capacity must be at least 1, got 0.": {"capacity": 0},
         "data.replay.capacity is 3, and one step of the envs is 4 transitions: set it to at least data.num_envs, and "
         "much larger than a minibatch.": {"capacity": 3},
+        "data.replay.storage='gpu' is none of ('cpu', 'device', 'disk').": {"storage": "gpu"},
         "data.replay.capacity of 1,000,000 needs 29,000,116 bytes of memory (29 for each transition), and 12,000,000 "
         "are free. Lower data.replay.capacity, to 413,789 at most, or set data.replay.storage to disk.": {},
         "data.replay.capacity of 1,000,000 needs 29,000,116 bytes on the disk (29 for each transition), and "

@@ -93,9 +93,15 @@ class FlowQAlgorithm(QAlgorithm):
             "executed" not in rollout.keys(),
             f"{name} makes chunks itself: remove ActionChunk, and set policy.chunk_size.",
         )
-        if not isinstance(self.data.collector, DatasetCollector):
+        collector = self.data.collector
+        if not isinstance(collector, DatasetCollector):
             super().add_to_replay(rollout)
             return
+        require(
+            len(rollout) == collector.count,
+            f"{name} stores the dataset once, but a rollout has {len(rollout)} of its "
+            f"{collector.count} episodes: remove data.collector.episodes_per_rollout.",
+        )
         require(
             bool(rollout["reward"].any()),
             f"All rewards of the dataset are 0 or unknown, but {name} learns from rewards: label "

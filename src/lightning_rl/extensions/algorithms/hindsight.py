@@ -1,7 +1,7 @@
 """Hindsight replay: draw samples with goals that their episodes achieved."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import torch
@@ -58,7 +58,7 @@ class HindsightReplay(ReplayBuffer):
         kwargs: see `ReplayBuffer`.
 
     Raises:
-        ConfigurationError: if the env is no goal env, or a number is out of range.
+        ConfigurationError: if the env is no goal env, or a setting is out of range.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class HindsightReplay(ReplayBuffer):
         spaces = observation_space, action_space
         super().__init__(*spaces, num_envs, device, seed, goals=goals, **kwargs)
         check_range("data.replay.share", share, minimum=0, maximum=1)
+        allowed = get_args(Strategy)  # only the command line checks the type
+        require(strategy in allowed, f"data.replay.strategy={strategy!r} is none of {allowed}.")
         self._achieved = ("observation", ACHIEVED)
         self._desired = ("observation", DESIRED)
         specs = [self.ring.observation.get(name) for name in (self._achieved, self._desired)]

@@ -53,6 +53,9 @@ class DatasetCollector(Collector):
         actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
         reader: your class that reads the dataset, see `read_episodes`.
 
+    Attributes:
+        count: number of episodes of all rollouts.
+
     Raises:
         ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
             a step has no condition, or if the policy does not read the condition.
@@ -97,7 +100,7 @@ class DatasetCollector(Collector):
                 )
             inner = env.env if isinstance(env, ActionChunk) else env
             played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
-            self._rows = self._count = len(played)
+            self._rows = self.count = len(played)
             self._rollout = self._allocate(self._rows, [len(episode) for episode in played])
             self._fill(played)
             return
@@ -110,19 +113,19 @@ class DatasetCollector(Collector):
             fps=fps or env.known_fps,
             **settings,
         )
-        self._count = episodes or len(self._dataset)
-        if self._count > len(self._dataset):
+        self.count = episodes or len(self._dataset)
+        if self.count > len(self._dataset):
             raise ConfigurationError(
                 f"{path} holds {len(self._dataset)} demonstrations, but {episodes} are requested: "
                 "record more, or lower episodes."
             )
-        self._rows = min(self._count, episodes_per_rollout or self._count)
-        self._rollout = self._allocate(self._rows, self._dataset.lengths[: self._count])
-        if self._rows == self._count:
-            self._fill(self._dataset.each(range(self._count)))
+        self._rows = min(self.count, episodes_per_rollout or self.count)
+        self._rollout = self._allocate(self._rows, self._dataset.lengths[: self.count])
+        if self._rows == self.count:
+            self._fill(self._dataset.each(range(self.count)))
 
     def collect(self) -> TensorDict:
-        if self._dataset is not None and self._rows < self._count:
+        if self._dataset is not None and self._rows < self.count:
             self._fill(self._dataset.each(self._drawn(self._rollouts)))
         # Without `episodes_per_rollout` the rollout was filled at the start and never changes.
         self._rollouts += 1
@@ -195,9 +198,9 @@ class DatasetCollector(Collector):
         # A pass over the dataset is a permutation that its seed and number decide, so a resumed run
         # draws the same episodes without stored state.
         for place in range(number * self._rows, (number + 1) * self._rows):
-            turn, at = divmod(place, self._count)
+            turn, at = divmod(place, self.count)
             generator = torch.Generator().manual_seed(self.context.seed + turn)
-            numbers.append(int(torch.randperm(self._count, generator=generator)[at]))
+            numbers.append(int(torch.randperm(self.count, generator=generator)[at]))
         return numbers
 
     def _with_instructions(self, episode: Episode) -> Episode:

@@ -92,7 +92,7 @@ class MixedReplay(Replay):
         # other.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **replay_settings)
         self._begun = False  # whether this run, or the run it resumes, has added a rollout
-        self._earned: tuple[float, Tensor, Tensor] | None = None
+        self._earned: tuple[float, Tensor, Tensor, Tensor] | None = None
         # Open the dataset now to report errors early; read it with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
@@ -175,7 +175,7 @@ class MixedReplay(Replay):
         bounds = (part.largest_new_return(gamma) for part in (self.online, self.offline))
         return max((bound for bound in bounds if bound is not None), default=None)
 
-    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor] | None:
+    def take_offline_rewards(self) -> tuple[float, Tensor, Tensor, Tensor] | None:
         """Return the rewards of the initial demonstrations, once; None afterwards.
 
         Raises:

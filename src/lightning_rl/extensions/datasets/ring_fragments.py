@@ -11,21 +11,22 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.rollout import tree_of_leaves
 
 
-def fragment_rewards(replay: ReplayBuffer) -> tuple[Tensor, Tensor]:
+def fragment_rewards(replay: ReplayBuffer) -> tuple[Tensor, Tensor, Tensor]:
     """Return the stored rewards [M], env by env, and which ones end a fragment, [M] bool.
 
-    See `fragments` for the fragments.
+    The third are the terminations among them, [M] bool. See `fragments` for the fragments.
     """
     ring = replay.ring
     if ring.end == ring.oldest:
-        return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+        none = torch.zeros(0, dtype=torch.bool)
+        return torch.zeros(0), none, none
     slots = ring.stored_slots()
     names = ("reward", "terminated", "padding")
     fields = {n: ring.by_slot[n,][slots].t() for n in names if (n,) in ring.columns}
     ends = fields["terminated"] | ring.ends(slots).t()
     ends[:, -1] = True  # the newest step: its continuation is not stored yet
     counted = ~fields["padding"] if "padding" in fields else torch.ones_like(ends)
-    return fields["reward"][counted], ends[counted]
+    return fields["reward"][counted], ends[counted], fields["terminated"][counted]
 
 
 def fragments(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
