@@ -47,7 +47,7 @@ from tests.helpers import assert_same, last, train
 from tests.messages import refused
 from tests.q_references import Adam, backward, flat, forward, log_density
 from tests.references import gae_by_sum, numeric_gradient
-from tests.variants import after
+from tests.variants import after, variant
 
 RATE, TAU, GAMMA, EXPECTILE, BETA, MOST, WITHIN = 1e-2, 0.1, 0.9, 0.8, 2.0, 1.5, 0.9
 
@@ -345,11 +345,21 @@ UNREWARDED = after(
 )
 
 
+def fill_with_an_unrewarded_episode(collector, episodes):
+    first, *others = episodes
+    unrewarded = replace(first, reward=first.reward * torch.nan)
+    DatasetCollector._fill(collector, [unrewarded, *others])
+
+
+PARTLY_REWARDED = variant(DatasetCollector, "PartlyRewarded", _fill=fill_with_an_unrewarded_episode)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"data": {"collector": SyncCollector}}, "SyncCollector"),
         ({"data": {"collector": UNREWARDED}}, ("rewards", "0")),
+        ({"data": {"collector": PARTLY_REWARDED}}, ("Some rewards", "rl-cli label")),
         ({"policy": {"policy_class": ActorCritic}}, "SquashedActorCritic"),
         ({"policy": {"memory": GRU}}, "memory, value_atoms"),
         ({"data": {"collector": SyncCollector, "offline": True}}, "data.collector"),
@@ -359,8 +369,8 @@ UNREWARDED = after(
 def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
     run = run_on(mixed[0], iterations=1)
     run |= {key: run[key] | value if key != "env" else value for key, value in change.items()}
-    if run["data"]["collector"] is UNREWARDED:
-        run["data"]["collector"] = partial(UNREWARDED, path=mixed[0])
+    if (collector := run["data"]["collector"]) in (UNREWARDED, PARTLY_REWARDED):
+        run["data"]["collector"] = partial(collector, path=mixed[0])
     with refused(names=words):
         train(tmp_path, **run)
 

@@ -44,8 +44,9 @@ class Evaluation:
                 self._episodes += play(seeds, watchers)
 
     def summary(self, data: TrainingData) -> dict[str, Any]:
-        """Summarize the episodes of all ranks, see `summarize`."""
+        """Summarize the episodes of all ranks, see `summarize`, and begin another evaluation."""
         gathered = ranks.gather_over_ranks(self._episodes)
+        self._episodes = []
         episodes = [episode for part in gathered for episode in part]  # rank order is seed order
         summary = summarize(episodes, data.eval_env_reports_success)
         if (cut := summary["cut"]) and not self._reported_cuts:

@@ -14,7 +14,7 @@ from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.algorithms.flow_actor import FlowActorCritic
-from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, leave_out_unknown_ends
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, prepare_for_critics
 from lightning_rl.extensions.datasets.mixed_replay import steps_of
 from lightning_rl.functional import flow_matching_loss, interpolate
 from lightning_rl.kwargs import FQLKwargs, QCKwargs, Unpack
@@ -102,12 +102,7 @@ class FlowQAlgorithm(QAlgorithm):
             f"{name} stores the dataset once, but a rollout has {len(rollout)} of its "
             f"{collector.count} episodes: remove data.collector.episodes_per_rollout.",
         )
-        require(
-            bool(rollout["reward"].any()),
-            f"All rewards of the dataset are 0 or unknown, but {name} learns from rewards: label "
-            "them (rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
-        )
-        leave_out_unknown_ends(rollout)
+        prepare_for_critics(rollout, collector, name)
         lengths = (~rollout["padding"][:, :-1]).sum(1).tolist()
         room, steps = getattr(self.replay, "capacity", None), sum(lengths)
         require(

@@ -16,7 +16,7 @@ from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import mlp, widened
 from lightning_rl.extend.rollout import add_transition_field, next_observations
 from lightning_rl.extensions.algorithms.passes import passes
-from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, leave_out_unknown_ends
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector, prepare_for_critics
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.kwargs import DatasetActorCriticKwargs, IQLKwargs, Unpack
 
@@ -139,15 +139,10 @@ class DatasetActorCritic(Algorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         name = type(self).__name__
         require(
-            bool(rollout["reward"].any()),
-            f"All rewards of the dataset are 0 or unknown, but {name} learns from rewards: label "
-            "them (rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
-        )
-        require(
             "executed" not in rollout.keys(),
             f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
-        leave_out_unknown_ends(rollout)
+        prepare_for_critics(rollout, self.data.collector, name)
         # At a time limit this is the true final observation; after a termination it has no
         # effect.
         add_transition_field(rollout, "next_observation", next_observations(rollout))

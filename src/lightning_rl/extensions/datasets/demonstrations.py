@@ -55,6 +55,7 @@ class DatasetCollector(Collector):
 
     Attributes:
         count: number of episodes of all rollouts.
+        has_all_rewards: whether all rewards of the last rollout's episodes are known.
 
     Raises:
         ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
@@ -173,8 +174,9 @@ class DatasetCollector(Collector):
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         rollout["final_observation"].clear()
         chunk = self.env.chunk_size or 1
-        labels = []
+        labels, self.has_all_rewards = [], True
         for row, episode in enumerate(episodes):
+            self.has_all_rewards &= bool(episode.reward.isfinite().all())
             execute = self.env.steps_per_action
             self._with_instructions(episode).write_into(rollout, row, chunk, execute)
             if "advantage" in rollout.keys():
@@ -227,11 +229,20 @@ class DatasetCollector(Collector):
         return labels
 
 
-def leave_out_unknown_ends(rollout: TensorDict) -> None:
+def prepare_for_critics(rollout: TensorDict, collector: DatasetCollector, learner: str) -> None:
     """Turn truncated last steps without a final observation into padding, as replays leave out.
 
     For algorithms that bootstrap from a `rollout` [N, T+1]; cloning needs no next observation.
+
+    Raises:
+        ConfigurationError: for unknown rewards, or none but 0; names `learner`.
     """
+    require(
+        collector.has_all_rewards and bool(rollout["reward"].any()),
+        f"{'All' if collector.has_all_rewards else 'Some'} rewards of the dataset are 0 or "
+        f"unknown, but {learner} learns from rewards: label them (rl-cli label), name their column "
+        "(data.collector.keys), or use BehaviorCloning.",
+    )
     unknown = rollout["truncated"] & ~rollout["terminated"] & (rollout["final_index"] == 0)
     # A terminated step needs no final observation.
     for key in ("padding", "terminated"):
