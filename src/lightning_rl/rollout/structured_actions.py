@@ -95,7 +95,12 @@ class StructuredActions(spaces.Box):
         return self.structure.seed(seed)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StructuredActions) and self.structure == other.structure
+        # Equal Dicts may differ in the order of their keys, but then flat actions differ, too.
+        return (
+            isinstance(other, StructuredActions)
+            and self.structure == other.structure
+            and self.parts == other.parts
+        )
 
     def __repr__(self) -> str:
         return f"StructuredActions({self.structure})"

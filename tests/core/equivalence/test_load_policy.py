@@ -230,6 +230,20 @@ def test_an_action_of_several_parts_has_the_structure_of_the_env():
     torch.testing.assert_close(tensors["arm"][0], torch.as_tensor(one["arm"]))
 
 
+TWO_ARMS = spaces.Dict(right=BOX, left=BOX)  # unlike a dict, whose keys Gymnasium sorts
+gymnasium.register("tests/TwoArms-v0", partial(ScriptedEnv, BOX, TWO_ARMS, length=5))
+
+
+def test_each_arm_gets_the_command_that_was_learnt_for_it(tmp_path):
+    module, *_ = train(tmp_path, env="tests/TwoArms-v0", data=BUDGET)
+    trained, loaded = TrainedPolicy(module.policy), load_policy(tmp_path)
+    assert list(loaded.action_space) == ["right", "left"]
+    expected, actual = trained.act(np.full(2, 0.1)), loaded.act(np.full(2, 0.1))
+    assert (expected["right"] != expected["left"]).all()
+    for arm in TWO_ARMS:
+        np.testing.assert_array_equal(actual[arm], expected[arm])
+
+
 SEEN = spaces.Dict({"joints": NUMBERS, "secret": NUMBERS, "action_mask": spaces.MultiBinary(3)})
 
 
