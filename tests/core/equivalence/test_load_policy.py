@@ -73,6 +73,7 @@ RUNS = {
         "env": partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1"), chunk_size=4)
     },
     "bfloat16": {"trainer": {"precision": "bf16-mixed"}},
+    "bfloat16, in short": {"trainer": {"precision": "bf16"}},
 }
 
 
@@ -117,7 +118,7 @@ def validated(run_dir, data, module):
     return observed, executed
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in RUNS if "bfloat16" not in name])
 def test_it_executes_what_validate_does_bit_for_bit(name, runs):
     module, data, run_dir = runs(name)
     observed, executed = validated(run_dir, data, module)
@@ -152,8 +153,9 @@ def test_drawn_actions_are_those_of_an_evaluation_of_the_same_seeds(name, runs):
     assert name == "CartPole" or (again != other).all()
 
 
-def test_it_computes_in_the_precision_of_its_run(runs):
-    module, _, run_dir = runs("bfloat16")
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16, in short"])
+def test_it_computes_in_the_precision_of_its_run(name, runs):
+    module, _, run_dir = runs(name)
     policy = load_policy(run_dir)
     assert policy.module.autocast_dtype is torch.bfloat16
     features = []
