@@ -244,6 +244,8 @@ def test_each_arm_gets_the_command_that_was_learnt_for_it(tmp_path):
     assert (expected["right"] != expected["left"]).all()
     for arm in TWO_ARMS:
         np.testing.assert_array_equal(actual[arm], expected[arm])
+    module.policy.actor[-1].bias.data.fill_(50.0)
+    assert (trained.act(torch.zeros(1, 2))["left"].double() <= 0.1).all(), "as arrays"
 
 
 SEEN = spaces.Dict({"joints": NUMBERS, "secret": NUMBERS, "action_mask": spaces.MultiBinary(3)})
