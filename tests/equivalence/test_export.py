@@ -253,7 +253,8 @@ gymnasium.register("tests/Jointed-v0", arm)
 @pytest.fixture(scope="module")
 def arm_run(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("arm_run")
-    train(run_dir, env="tests/Jointed-v0", data=BUDGET, policy={"normalize_observation": True})
+    policy = {"normalize_observation": True, "log_std_bounds": (-np.inf, 2.0)}
+    train(run_dir, env="tests/Jointed-v0", data=BUDGET, policy=policy)
     return run_dir
 
 
