@@ -212,6 +212,7 @@ NEEDS = {
     "checks": "videos",
     "datasets": "teleoperation vla wrappers",
     "export": "vla",
+    "judging": "algorithms",
     "motions": "managers mujoco transfer",
     "mujoco": "managers tasks",
     "recap": "algorithms datasets",

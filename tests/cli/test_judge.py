@@ -5,17 +5,19 @@ import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Dict
 
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.extensions.judging import command
-from tests.envs import ScriptedEnv, draw
-from tests.helpers import SMALL_RUN, error_of
+from tests.envs import UNIT, ScriptedEnv, draw
+from tests.helpers import SMALL_RUN, error_of, train
 from tests.messages import assert_names
 
 CART_POLE = gymnasium.make("CartPole-v1").observation_space
@@ -157,6 +159,18 @@ def test_an_env_that_remembers_the_last_episode_is_refused(policy, register, cap
 )
 def test_what_cannot_be_judged_is_refused_by_name(policy, options, names, capsys):
     assert_names(error_of(capsys, "judge", policy, *options), *names)
+
+
+@pytest.mark.usefixtures("register")
+def test_a_robot_need_not_tell_what_only_the_critic_reads():
+    for name, keys in {"Simulator-v0": ("joints", "mass"), "Robot-v0": ("joints",)}.items():
+        space = Dict(dict.fromkeys(keys, UNIT))
+        gymnasium.register(name, partial(ScriptedEnv, space, observe=draw, length=5))
+    critics = {"actor_keys": ["joints"], "critic_keys": ["joints", "mass"]}
+    train("trained", env="Simulator-v0", data={"total_env_steps": 64}, policy=critics)
+    robot = ("--data.env", "GymnasiumEnv", "--data.env.id", "Robot-v0")
+    table, *_ = judge(Path("trained"), *robot, "--trust_code", "true", episodes=1)
+    assert table["rows"]["env"]["episodes"] == 1
 
 
 def test_policies_must_be_named(policy, capsys):

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, Tuple
 
 import lightning_rl as rl
 from lightning_rl.checkpoints.trust import checked_config
@@ -22,6 +23,7 @@ from lightning_rl.extensions.datasets import record_command as record
 from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.commands import Command
+from tests.envs import ScriptedEnv
 from tests.helpers import error_of, last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself
@@ -38,9 +40,9 @@ def straight(observation):
     return STRAIGHT
 
 
-def played(recorder, writer, episodes, **settings):
+def played(recorder, writer, episodes, script=straight, **settings):
     """Record episodes in which a script acts."""
-    choose = script_action_function(straight, recorder.env.single_action_space)
+    choose = script_action_function(script, recorder.env.single_action_space)
     return recorder.record_episodes(writer, episodes, lambda _: choose, **settings)
 
 
@@ -87,6 +89,20 @@ def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended
         assert (episode.action[episode.intervened] == torch.tensor([MARK, 0.0])).all()
         assert (episode.action[~episode.intervened] == torch.tensor(STRAIGHT)).all()
         assert episode.terminated[-1]
+
+
+PAIR = Tuple((Discrete(3, start=-1), Box(-1.0, 1.0, (2,))))
+gymnasium.register("Pair-v0", lambda: ScriptedEnv(action_space=PAIR, length=7))
+
+
+@pytest.mark.parametrize("id", ["tests/StructuredActionEnv-v0", "Pair-v0"])
+def test_an_action_of_several_parts_is_recorded_flat(id, tmp_path):
+    env = rl.GymnasiumEnv(1, id)
+    env.single_action_space.seed(0)
+    scripted = env.single_action_space.sample()
+    _, (episode,) = recorded(tmp_path, env, 1, script=lambda observation: scripted)
+    torch.testing.assert_close(episode.action, torch.from_numpy(np.stack([scripted] * 7)))
+    assert not episode.intervened.any()
 
 
 def again(source, observation):

@@ -17,7 +17,7 @@ import lightning_rl as rl
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.extensions.export.formats import export_policy
-from lightning_rl.extensions.export.graph import is_in_graphs, ports_of
+from lightning_rl.extensions.export.graph import ActingGraph, is_in_graphs, ports_of
 from lightning_rl.extensions.export.metadata import metadata_of
 from lightning_rl.extensions.export.parity import port_array
 from tests.envs import ScriptedEnv
@@ -39,7 +39,7 @@ PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 CHUNKS = spaces.Box(-1, 1, (4, 3))
 SEEN = spaces.Dict({"rgb": PICTURE, "joints": NUMBERS, "goal": spaces.Discrete(4)})
 STRUCTURE = spaces.Dict(
-    {"arm": BOX, "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)])}
+    {"action": BOX, "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)])}
 )
 
 SMALL = partial(rl.NatureCNN, size=8, channels=(4, 4, 4), resize=(40, 40), normalize=True)
@@ -59,7 +59,7 @@ POLICIES = {
     ),
     "parts": (
         lambda: rl.ActorCritic(NUMBERS, STRUCTURE),
-        (["observation"], ["action.arm", "action.rest.0", "action.rest.1"]),
+        (["observation"], ["action.action", "action.rest.0", "action.rest.1"]),
     ),
     "LSTM, noise, chunks": (
         lambda: rl.ActorCritic(
@@ -150,6 +150,12 @@ def test_each_policy_acts_as_in_torch(name, tmp_path):
         # A memory hands rounding on.
         assert part.get("largest_difference", 0.0) <= (5e-5 if "state" in inputs else 1e-5)
         assert "largest_difference" in part or part["equal"] >= 0.999
+
+
+def test_a_part_may_be_called_action():
+    policy, (_, outputs) = made("parts")
+    graph = ActingGraph(policy, ports_of(policy))
+    assert list(graph(graph.examples())) == [port.name for port in graph.ports.outputs] == outputs
 
 
 def test_a_program_of_torch_acts_bit_for_bit_and_holds_no_critic(tmp_path):
@@ -247,7 +253,8 @@ gymnasium.register("tests/Jointed-v0", arm)
 @pytest.fixture(scope="module")
 def arm_run(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("arm_run")
-    train(run_dir, env="tests/Jointed-v0", data=BUDGET, policy={"normalize_observation": True})
+    policy = {"normalize_observation": True, "log_std_bounds": (-np.inf, 2.0)}
+    train(run_dir, env="tests/Jointed-v0", data=BUDGET, policy=policy)
     return run_dir
 
 

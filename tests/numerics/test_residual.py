@@ -19,6 +19,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.extensions.export.graph import ActingGraph, ports_of
+from lightning_rl.rollout.names import named
 from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
@@ -97,6 +98,14 @@ def test_what_only_the_bases_critic_reads_is_not_needed_to_act(cls):
     torch.testing.assert_close(policy.unit(action), policy.unit(alone).clamp(-1, 1))
     graph = ActingGraph(policy, ports_of(policy))
     assert graph({"observation.joints": torch.zeros(2, 4)})["action"].shape == (2, *ACTION.shape)
+
+
+def test_a_base_of_joints_in_another_order_is_refused():
+    joints = Box(-1, 1, (2,))
+    base = BASE(named(joints, ("hip", "knee")), ACTION)
+    ResidualActorCritic(joints, ACTION, base=lambda *spaces: base)
+    with refused(names=("hip, knee", "knee, hip")):
+        ResidualActorCritic(named(joints, ("knee", "hip")), ACTION, base=lambda *spaces: base)
 
 
 def settings(**model):

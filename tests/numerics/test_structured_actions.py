@@ -60,6 +60,13 @@ def test_whatever_a_space_holds_comes_back_from_its_flat_form():
     assert PARTS.contains(flat.unflatten(flat.sample()))
 
 
+def test_another_order_of_the_parts_is_another_space():
+    right, left = Box(-1, 1, (2,)), Box(-1, 1, (2,))
+    space = StructuredActions(Dict(right=right, left=left))
+    assert space == StructuredActions(Dict(right=right, left=left))
+    assert space != StructuredActions(Dict(left=left, right=right))
+
+
 def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
     space = StructuredActions(Tuple([Discrete(2**24, start=7)]))
     for category in (0, 2**24 - 2, 2**24 - 1):

@@ -121,6 +121,10 @@ def no_list(path, exports):
     reseal(path, noise={"shape": [10**12], "base64": ""})
 
 
+def endless(path, exports):
+    reseal(path, steps=10**12)
+
+
 def deep(path, exports):
     (path / "export.json").write_text("[" * 10**5)
 
@@ -142,6 +146,7 @@ SPOILT = [
     (listed_elsewhere, "../x"),
     (unlisted_graph, "'../sent/step.onnx'"),
     (no_list, "export.json"),
+    (endless, ("steps", "export.json", "[0, 10000]", 10**12)),
     (deep, "export.json"),
 ]
 

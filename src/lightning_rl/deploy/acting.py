@@ -245,14 +245,15 @@ def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
 
 def within(space: gymnasium.spaces.Box, action: Tensor) -> Tensor:
     """Clip actions [N, *A] to the bounds of a Box."""
-    low, high = (_bound(space, name, action) for name in ("low", "high"))
-    return action.clamp(low, high)
+    low, high = space.low, space.high
+    if isinstance(space, StructuredActions):
+        low, high = space.exact_bounds
+    return action.clamp(_inside(low, np.inf, action), _inside(high, -np.inf, action))
 
 
-def _bound(space: gymnasium.spaces.Box, name: str, like: Tensor) -> Tensor:
+def _inside(bound: np.ndarray, inwards: float, like: Tensor) -> Tensor:
     """Return a bound [*A] in float32, rounded inwards so that clipped actions are in the space."""
-    bound = getattr(space, name)
     nearest = bound.astype(np.float32)
-    outside = nearest < bound if name == "low" else nearest > bound
-    inwards = np.float32(np.inf if name == "low" else -np.inf)
-    return torch.as_tensor(np.where(outside, np.nextafter(nearest, inwards), nearest)).to(like)
+    outside = nearest < bound if inwards > 0 else nearest > bound
+    inner = np.nextafter(nearest, np.float32(inwards))
+    return torch.as_tensor(np.where(outside, inner, nearest)).to(like)

@@ -38,7 +38,9 @@ def report_intervention(info: dict[str, Any], policy_action: Any, replaced: bool
     counts; `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, policy_action)
-    inside = info.get(INTERVENED, not np.array_equal(executed, policy_action))
+    # By identity first: the parts of a Tuple have no common array that could be compared.
+    same = executed is policy_action or np.array_equal(executed, policy_action)
+    inside = info.get(INTERVENED, not same)
     return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or replaced}
 
 

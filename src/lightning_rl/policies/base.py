@@ -254,10 +254,12 @@ class Policy(nn.Module, ABC, Configurable):
 
     def set_precision(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
+        # "bf16" is Lightning's short name: a checkpoint holds the setting as it was written.
+        dtype = torch.bfloat16 if precision in ("bf16", "bf16-mixed") else None
         for module in self.modules():
             # `modules` includes this policy.
             if isinstance(module, Policy):
-                module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
+                module.autocast_dtype = dtype
 
     def put_in_eval_mode(self) -> None:
         """Call `eval` if any module is in training mode: `eval` alone visits every module."""

@@ -60,7 +60,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     """
     kind = data["kind"]
     if kind == "Dict":
-        return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})
+        # Pairs keep their order, which lays out flat actions; Gymnasium sorts the keys of a dict.
+        return spaces.Dict([(str(key), space_from(child)) for key, child in data["spaces"].items()])
     if kind == "Tuple":
         return spaces.Tuple([space_from(child) for child in data["spaces"].values()])
     if kind == "StructuredActions":

@@ -46,6 +46,7 @@ class StructuredActions(spaces.Box):
     Attributes:
         structure: the env's action space.
         parts: the parts, in the order of the structure's keys.
+        exact_bounds: low and high [A], before they are rounded to float32.
 
     Raises:
         ConfigurationError: if the structure has no parts, or a part of another kind.
@@ -57,7 +58,8 @@ class StructuredActions(spaces.Box):
         _lay_out(structure, "", self.parts)
         require(len(self.parts) > 0, f"The action space {structure} has no parts.")
         bounds = [_flat_bounds(part.space) for part in self.parts]
-        low, high = (np.concatenate(side).astype(np.float32) for side in zip(*bounds, strict=True))
+        self.exact_bounds = [np.concatenate(side) for side in zip(*bounds, strict=True)]
+        low, high = (side.astype(np.float32) for side in self.exact_bounds)
         super().__init__(low, high, dtype=np.float32)
 
     __hash__ = None  # type: ignore[assignment]  # like Box, which compares bounds
@@ -95,7 +97,12 @@ class StructuredActions(spaces.Box):
         return self.structure.seed(seed)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StructuredActions) and self.structure == other.structure
+        # Equal Dicts may differ in the order of their keys, but then flat actions differ, too.
+        return (
+            isinstance(other, StructuredActions)
+            and self.structure == other.structure
+            and self.parts == other.parts
+        )
 
     def __repr__(self) -> str:
         return f"StructuredActions({self.structure})"

@@ -73,6 +73,7 @@ RUNS = {
         "env": partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1"), chunk_size=4)
     },
     "bfloat16": {"trainer": {"precision": "bf16-mixed"}},
+    "bfloat16, in short": {"trainer": {"precision": "bf16"}},
 }
 
 
@@ -117,7 +118,7 @@ def validated(run_dir, data, module):
     return observed, executed
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in RUNS if "bfloat16" not in name])
 def test_it_executes_what_validate_does_bit_for_bit(name, runs):
     module, data, run_dir = runs(name)
     observed, executed = validated(run_dir, data, module)
@@ -152,8 +153,9 @@ def test_drawn_actions_are_those_of_an_evaluation_of_the_same_seeds(name, runs):
     assert name == "CartPole" or (again != other).all()
 
 
-def test_it_computes_in_the_precision_of_its_run(runs):
-    module, _, run_dir = runs("bfloat16")
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16, in short"])
+def test_it_computes_in_the_precision_of_its_run(name, runs):
+    module, _, run_dir = runs(name)
     policy = load_policy(run_dir)
     assert policy.module.autocast_dtype is torch.bfloat16
     features = []
@@ -228,6 +230,22 @@ def test_an_action_of_several_parts_has_the_structure_of_the_env():
     tensors = policy.act(torch.zeros(4, 3))
     assert [part.shape for part in (tensors["arm"], *tensors["rest"])] == [(4, 2, 2), (4,), (4, 2)]
     torch.testing.assert_close(tensors["arm"][0], torch.as_tensor(one["arm"]))
+
+
+TWO_ARMS = spaces.Dict(right=BOX, left=BOX)  # unlike a dict, whose keys Gymnasium sorts
+gymnasium.register("tests/TwoArms-v0", partial(ScriptedEnv, BOX, TWO_ARMS, length=5))
+
+
+def test_each_arm_gets_the_command_that_was_learnt_for_it(tmp_path):
+    module, *_ = train(tmp_path, env="tests/TwoArms-v0", data=BUDGET)
+    trained, loaded = TrainedPolicy(module.policy), load_policy(tmp_path)
+    assert list(loaded.action_space) == ["right", "left"]
+    expected, actual = trained.act(np.full(2, 0.1)), loaded.act(np.full(2, 0.1))
+    assert (expected["right"] != expected["left"]).all()
+    for arm in TWO_ARMS:
+        np.testing.assert_array_equal(actual[arm], expected[arm])
+    module.policy.actor[-1].bias.data.fill_(50.0)
+    assert (trained.act(torch.zeros(1, 2))["left"].double() <= 0.1).all(), "as arrays"
 
 
 SEEN = spaces.Dict({"joints": NUMBERS, "secret": NUMBERS, "action_mask": spaces.MultiBinary(3)})

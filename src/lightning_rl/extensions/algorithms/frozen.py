@@ -9,6 +9,7 @@ from lightning_rl import ConfigurationError, Policy
 from lightning_rl.extend.checkpoints import load_trained
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import PolicyFactory
+from lightning_rl.extend.spaces import names_of
 
 
 def frozen_policy(
@@ -51,8 +52,14 @@ def frozen_policy(
 
 
 def fits(inner: gymnasium.Space[Any], outer: gymnasium.Space[Any]) -> bool:
-    """Return whether observations of `outer` contain everything in `inner`, except bounds."""
+    """Return whether observations of `outer` contain everything in `inner`, except bounds.
+
+    Numbers that have names in both must have the same: joints in another order do not fit.
+    """
     if isinstance(inner, gymnasium.spaces.Dict):
         children = outer.spaces if isinstance(outer, gymnasium.spaces.Dict) else {}
         return all(key in children and fits(child, children[key]) for key, child in inner.items())
-    return (inner.shape, inner.dtype) == (outer.shape, outer.dtype)
+    # Numbers without names, (), fit any names.
+    names = [{names_of(inner, axis), names_of(outer, axis), ()} for axis in (0, -1)]
+    same_names = all(len(different) < 3 for different in names)
+    return same_names and (inner.shape, inner.dtype) == (outer.shape, outer.dtype)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -172,11 +172,14 @@ class Recorder:
             self._step()
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
             self.intervened = bool(info["intervened"])
+            executed = info["executed_action"]
+            if isinstance(executed, dict | tuple):  # frames hold flat actions
+                executed = cast(Any, self.env.single_action_space).flatten(executed)
             # A cut episode is truncated, although the env does not say so.
             is_cut = t + 1 == maximum and not (terminated or truncated)
             writer.add(
                 self._acted_on,
-                np.array(info["executed_action"]),  # a copy: the env may reuse its array
+                np.array(executed),  # a copy: the env may reuse its array
                 self._reward,
                 terminated,
                 truncated or is_cut,

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ConfigurationError, Policy
-from lightning_rl.extend.errors import import_extra, is_plain_name, require
+from lightning_rl.extend.errors import check_range, import_extra, is_plain_name, require
 from lightning_rl.extend.files import open_file, read_json, write_atomically
 from lightning_rl.extend.policies import RNG, noise_for
 from lightning_rl.extensions.export.graph import (
@@ -44,6 +44,9 @@ MANIFEST, EXPORT_ID = "export.json", "export_id"
 
 MISSING = "ONNX files need onnx and onnxruntime: pip install -e '.[export]'."
 """Message without these packages."""
+
+MOST_STEPS = 10_000
+"""Maximum steps of a chain in a manifest; a longer one might never end."""
 
 CALLS, ROWS = 8, (7, 1)
 """Batches of each size in the comparison, and their sizes: 64 observations."""
@@ -79,6 +82,9 @@ class ExportedPolicy(Policy):
             noise = torch.from_numpy(numbers.reshape(manifest["noise"]["shape"]).copy())
             self.register_buffer("fixed_noise", noise, persistent=False)
             self.steps = int(manifest["steps"])
+            check_range(
+                f"steps in {directory / MANIFEST}", self.steps, minimum=0, maximum=MOST_STEPS
+            )
             self.graphs = {
                 Path(name).stem: onnx_graph(directory / name) for name in manifest["graphs"]
             }

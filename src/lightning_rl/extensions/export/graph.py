@@ -288,9 +288,9 @@ def _action_ports(space: gymnasium.Space[Any]) -> Iterator[Port]:
     if not isinstance(space, StructuredActions):
         yield Port(ACTION, *space_spec(space), space)
         return
+    has_keys = isinstance(space.structure, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
     for part in space.parts:
-        # The main part of a structured action keeps the plain name.
-        name = ACTION if part.name == ACTION else f"{ACTION}.{part.name}"
+        name = f"{ACTION}.{part.name}" if has_keys else ACTION
         shape, dtype = space_spec(part.space)
         yield Port(name, shape, torch.int64 if part.counts else dtype, part.space)
 

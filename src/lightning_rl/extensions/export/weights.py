@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -43,14 +43,12 @@ def write_weights(policy: Policy, path: Path) -> None:
 def construction_of(state: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return a description to rebuild the policy of a run, as plain values."""
     model = settings.get("model", {}).get("init_args", {})
-    return {
-        "config": {
-            "model": {"init_args": {"policy": model.get("policy")}},
-            "trainer": {"precision": settings.get("trainer", {}).get("precision")},
-        },
-        # JSON has no infinity, which bounds of spaces may hold.
-        "state": _infinities(state, str),
+    config = {
+        "model": {"init_args": {"policy": model.get("policy")}},
+        "trainer": {"precision": settings.get("trainer", {}).get("precision")},
     }
+    # JSON has no infinity, which bounds of spaces and settings may hold.
+    return cast(dict[str, Any], _infinities({"config": config, "state": state}, str))
 
 
 def read_exported(path: Path) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -61,8 +59,8 @@ def read_exported(path: Path) -> tuple[Any, Any, dict[str, Tensor]]:
     """
     description = description_of(path)
     try:
-        construction = read_json(description, path.parent)[CONSTRUCTION]
-        config, state = construction["config"], _infinities(construction["state"], float)
+        construction = _infinities(read_json(description, path.parent)[CONSTRUCTION], float)
+        config, state = construction["config"], construction["state"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{description} does not describe how to build the policy of {path.name}: {error!r}. "

@@ -32,6 +32,7 @@ from lightning_rl.extend.files import lock_file, read_json, shown, tell, write_a
 from lightning_rl.extend.policies import autocast
 from lightning_rl.extend.rollout import leaves_by_path
 from lightning_rl.extend.spaces import flat_actions
+from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
 
 Episode = dict[str, Any]
@@ -349,12 +350,13 @@ class _Player:
         self.policy, self.task, self.data = policy, task, data
         self.env = env = make_env(data.env, 1, "data.env", data.eval_events)
         env.stop_interventions()
-        spaces = policy.observation_space, policy.action_space
+        # Without what only a critic reads: a robot does not have it.
+        observations, actions = policy.acting_space, policy.action_space
         of_env = env.single_observation_space, flat_actions(env.single_action_space)
         require(
-            spaces == of_env,
-            f"The policy was made for the spaces {spaces}, but the env of {task} has {of_env}: "
-            "give an env with the same spaces, --data.env.",
+            fits(observations, of_env[0]) and actions == of_env[1],
+            f"The policy acts in the spaces {(observations, actions)}, but the env of {task} has "
+            f"{of_env}: give an env with the same spaces, --data.env.",
         )
         limit = None
         if not env.max_episode_steps:  # it might never end
