@@ -128,7 +128,7 @@ def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path
     train(tmp_path / "parts", **RUN, trainer={"callbacks": [at_iteration(3, stop)]})
     saved = load(last(tmp_path / "parts"))["RLDataModule"]["collectors"][0]["loop"]
     names = saved["env"]["state"]
-    kept = {"events/bump/left", "friction", "terminations/idle/count"}
+    kept = {"events/bump.left", "friction", "terminations/idle/count"}
     assert kept | {"curriculum/level", "curriculum/near/sum"} <= names.keys()
     assert names["friction"].unique().numel() == 4
     train(tmp_path / "parts", **RUN, ckpt_path=last(tmp_path / "parts"))
@@ -138,7 +138,7 @@ def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path
 def test_resumed_with_other_events_the_env_begins_new_episodes_and_says_why(tmp_path):
     train(tmp_path, **RUN, trainer={"callbacks": [at_iteration(3, stop)]})
     data = RUN["data"] | {"events": {"place": EVENTS["place"]}}
-    with refused(UserWarning, names="events/bump/left, friction"):
+    with refused(UserWarning, names="events/bump.left, friction"):
         train(tmp_path, **RUN | {"data": data}, ckpt_path=last(tmp_path))
 
 

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from lightning_rl import (
     PPO,
     ActionChunk,
+    ActorOnly,
     EpisodeWriter,
     NoisePolicy,
     PerceptronBackbone,
@@ -255,8 +256,9 @@ def test_statistics_without_names_of_their_numbers_are_read_in_their_order(names
 def test_moments_of_observations_go_to_the_joints_of_their_names(tmp_path):
     callback = DatasetStatistics(str(dataset(tmp_path)))
     callback._statistics = read_statistics(str(tmp_path))
+    policy = ActorOnly(Dict({"agent_pos": named(Box(-9, 9, (2,)), ARM)}), Box(-1, 1, (1,)))
     with refused(UserWarning, names=("observation.state", "elbow, shoulder")):
-        rollout = callback._rollout(Dict({"agent_pos": named(Box(-9, 9, (2,)), ARM)}))
+        rollout = callback._rollout(policy)
     assert rollout["observation", "agent_pos"][0, 2].tolist() == [2.0, 1.0]
 
 
