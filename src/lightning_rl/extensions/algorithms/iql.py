@@ -3,7 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -142,7 +142,8 @@ class DatasetActorCritic(Algorithm):
             "executed" not in rollout.keys(),
             f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
-        prepare_for_critics(rollout, self.data.collector, name)
+        # Checked in on_train_start.
+        prepare_for_critics(rollout, cast(DatasetCollector, self.data.collector), name)
         # At a time limit this is the true final observation; after a termination it has no
         # effect.
         add_transition_field(rollout, "next_observation", next_observations(rollout))
