@@ -191,6 +191,12 @@ def test_what_is_missing_is_named(files, capsys, options, names):  # noqa: F811
     assert_names(capsys.readouterr().err, *names)
 
 
+def test_an_env_with_other_observations_is_refused(files):  # noqa: F811
+    other = {"critic": {"turning": Observation(turn_rate)}}
+    with refused(names=("LeggedRobot", "critic", "groups and terms")):
+        trial.Trial(policy(robot()), lambda num_envs: robot(num_envs, observations=other))
+
+
 def test_an_env_without_joints_is_refused():
     env = CartPole(1)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (4,))

@@ -15,6 +15,7 @@ from lightning_rl import Policy
 from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.spaces import names_of
+from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.mujoco.rotations import inverse, rotate
 from lightning_rl.extensions.mujoco.threads import ThreadedPhysics
 from lightning_rl.extensions.transfer.candidates import Setup, candidates, physics
@@ -87,7 +88,8 @@ class Trial:
         base: the unchanged env.
 
     Raises:
-        ConfigurationError: for a policy with a memory, or an env of another kind.
+        ConfigurationError: for a policy with a memory, or an env of another kind or with other
+            observations.
     """
 
     def __init__(self, policy: Policy, make: Callable[[int], Any]) -> None:
@@ -101,6 +103,12 @@ class Trial:
             f"transfer changes the physics of a MujocoEnv with Position actions, but "
             f"{type(env).__name__} names no {', '.join(missing) or 'physics'}: give another env, "
             "such as --data.env LeggedRobot.",
+        )
+        reads, observed = policy.acting_space, env.single_observation_space
+        require(
+            fits(reads, observed),
+            f"The policy reads the observations {reads}, but {type(env).__name__} has {observed}: "
+            "give it the same groups and terms.",
         )
         require(
             not policy.is_recurrent,
