@@ -82,7 +82,7 @@ class ReplayBuffer(Replay):
         """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
 
         Raises:
-            ConfigurationError: for other than N rows, and if a restored ring holds other fields.
+            ConfigurationError: the rollout has not N rows, or a restored ring holds other fields.
         """
         require(
             len(rollout) == self.num_envs,
@@ -95,12 +95,13 @@ class ReplayBuffer(Replay):
         columns = self.ring.added or added
         restored, collected = (
             ", ".join(sorted(f"{n[0]} {[*specs[n][0]]}" for n in specs.keys() - OPTIONAL.keys()))
+            or "no further fields"
             for specs in (columns, added)
         )
         require(
             restored == collected,
-            f"Steps of the restored replay hold {restored}, those of this run {collected}: resume "
-            "with equal env, policy and data.extra_fields, or without it: --restore_replay false.",
+            f"The steps of the restored replay hold {restored}, but this run collects {collected}. "
+            "Resume with the same env, policy and data.extra_fields, or --restore_replay false.",
         )
         # Penalties, help and padding may begin or end with a resume.
         missing, done = columns.keys() - added.keys(), rollout["done"]

@@ -229,7 +229,7 @@ class ReturnNormalizer(RewardNormalizer):
             share: share of demonstrations in each minibatch.
             reward: [M], in the order of steps.
             ends: [M] bool, steps after which the return restarts at zero.
-            terminated: [M] bool, those of them after which targets do not bootstrap.
+            terminated: [M] bool, steps after which targets do not bootstrap; each is an end, too.
             gamma: discount per step.
         """
         self.demonstrations = None

@@ -68,7 +68,7 @@ MOST_ENVS = 2**20
 
 
 TEST_SEEDS = 100_000
-"""Distance of the first seed of `test` from that of `validate`, in any number of episodes."""
+"""`test` begins so many seeds after `validate`, which never plays as many episodes."""
 
 
 class RolloutDataset(IterableDataset[TensorDict]):

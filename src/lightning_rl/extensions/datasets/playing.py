@@ -131,10 +131,10 @@ def play_policy(
 def check_fits(
     policy: Policy, env: VectorEnv, chunk_size: int | None, name: str, cure: str
 ) -> None:
-    """Refuse an env with other observations or actions than those of a policy.
+    """Refuse an env whose observations or actions differ from the policy's.
 
-    Keys that acting does not read, such as of the critic, may be missing or different. `name` and
-    `cure` are for the message.
+    Keys that acting does not read, such as the critic's, may be missing or different. The message
+    begins with `name` and ends with `cure`.
 
     Raises:
         ConfigurationError: naming the space of both.

@@ -120,7 +120,7 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
         seed: of the weights and the order of frames.
     """
     space = space_of(read_episodes(path)[0].observation)
-    # Beside a single picture the env shows which of several tasks it is.
+    # With several tasks, the env adds a key of the task to a single picture.
     if picture_keys(space) and not isinstance(space, gymnasium.spaces.Dict):
         space = ReturnFramesEnv(1, path, **frames).single_observation_space
     policy: dict[str, Any] = {"hidden_sizes": [64, 64]}

@@ -1,4 +1,4 @@
-"""Compare the observations of a policy in an env with those of a recording in another env."""
+"""Name the numbers of an observation that leave the ranges of a recording."""
 
 from typing import NamedTuple
 

@@ -194,7 +194,7 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
-        # Without the file or a score, the next evaluation is the best, whatever its score.
+        # Without a file or a score, any next evaluation is the best.
         if path.is_file() and state_dict["best_model_score"] is not None:
             file, score = str(path), torch.as_tensor(state_dict["best_model_score"]).reshape(())
             moved = {
