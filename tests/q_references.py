@@ -143,7 +143,9 @@ class SACReference:
         # d/du: -Q through tanh, and alpha log pi, of which the noise is given: -log std + 2 tanh(u) per dimension.
         by_u = by_action * (1 - action**2) + alpha / size * 2 * action
         by_log_std = by_u * std * batch["noise"] - alpha / size
-        by_free = by_log_std * ((free >= self.bounds[0]) & (free <= self.bounds[1]))
+        # Beyond a bound, only a gradient whose descent leads back counts.
+        leads_back = (free >= self.bounds[0]) | (by_log_std < 0)
+        by_free = by_log_std * (leads_back & ((free <= self.bounds[1]) | (by_log_std > 0)))
         found, _ = backward(self.actor, inputs, np.hstack([by_u, by_free]))
         log_prob = log_density(u, mean, std)
         self.adams[1].step(flat(self.actor), flat(found), self.limit)

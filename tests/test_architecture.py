@@ -331,7 +331,7 @@ def test_an_iteration_of_sac_goes_through_few_files(tmp_path):
     model = {"algorithm": SAC, "updates_per_env_step": 0.1}
     entered = trace_iteration(tmp_path, env="Pendulum-v1", data=data, model=model)
     assert ("algorithms/sac.py", "alpha_loss") in entered
-    assert_short(entered, 28, 7_670)
+    assert_short(entered, 29, 7_710)
 
 
 def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
@@ -446,7 +446,8 @@ def foreign_bases(cls):
     """Those that are written in Python by others, but for the most general."""
     for base in cls.__mro__:
         home = base.__module__.partition(".")[0]
-        if home not in ("lightning_rl", "builtins", "abc", "typing", "enum", "collections"):
+        general = home in ("lightning_rl", "builtins", "abc", "typing", "enum", "collections")
+        if not general and base.__module__ != "torch._C":
             yield base
 
 

@@ -8,6 +8,7 @@ from torch import distributions as reference
 
 from lightning_rl import LSTM, ActorCritic
 from lightning_rl.policies.distributions.gaussians import distribution_for
+from lightning_rl.policies.distributions.unit_actions import StateStdTanhGaussian
 from tests.helpers import draw_from, train
 
 LOW, HIGH = np.array([-2.0, -1.0], np.float32), np.array([2.0, 3.0], np.float32)
@@ -54,7 +55,7 @@ def reference_of(name, output, fields):
 def test_log_prob_entropy_and_their_gradients_are_those_of_the_definition(name):
     distribution, generator = make(name), torch.Generator().manual_seed(3)
     output = torch.randn(40, 4, generator=generator)
-    output[:2, 2:] = torch.tensor([-3.0, 1.5])  # beyond the bounds, where there is no gradient
+    output[:, 2:].clamp_(-1.9, 0.2)  # within the bounds
     fields = draw_from(distribution, output, generator)
     outputs = [output.clone().requires_grad_(), output.double().requires_grad_()]
     results = distribution.log_prob_and_entropy(outputs[0], fields)
@@ -68,6 +69,20 @@ def test_log_prob_entropy_and_their_gradients_are_those_of_the_definition(name):
         for ours, exact in zip(*pairs, strict=True):
             torch.testing.assert_close(ours.double(), exact, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(results[0].double(), expected[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "of SAC"])
+def test_beyond_a_bound_it_comes_back_if_the_loss_asks_for_it(name):
+    if name == "of SAC":
+        distribution = StateStdTanhGaussian(FAMILIES["tanh"][0], (-2.0, 0.3))
+    else:
+        distribution = make(name)
+    for sign, slope in ((1, 1.0), (-1, 0.0)):
+        output = torch.tensor([[0.1, -0.2, 0.5, 0.5]]).requires_grad_()
+        _, log_std = distribution.split(output)
+        assert log_std.tolist() == [[pytest.approx(0.3)] * 2]
+        (sign * log_std.sum()).backward()
+        assert output.grad.tolist() == [[0.0, 0.0, slope, slope]]
 
 
 @pytest.mark.parametrize(

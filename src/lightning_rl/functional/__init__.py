@@ -5,6 +5,7 @@ from lightning_rl.functional.advantages import explained_variance as explained_v
 from lightning_rl.functional.advantages import gae as gae
 from lightning_rl.functional.advantages import reversed_scan as reversed_scan
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
+from lightning_rl.functional.bounds import bounded as bounded
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss
 from lightning_rl.functional.flows import flow_transition as flow_transition
 from lightning_rl.functional.flows import guide as guide

@@ -6,6 +6,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import distributions as reference
 
+from lightning_rl.functional import bounded
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from tests.helpers import draw_from
 
@@ -123,6 +124,30 @@ def test_tanh_log_prob():
     )
     assert log_prob.shape == entropy.shape == (50,)
     assert_equal(log_prob, expected.log_prob(action).sum(-1))
+
+
+@pytest.mark.parametrize(("beyond", "inward"), [(1.006, 1), (-2.1, -1)])
+def test_a_deviation_beyond_a_bound_comes_back_if_the_loss_asks_for_it(beyond, inward):
+    """The gradient of a clamp is 0 there: one step too far and the noise stayed for ever (rlevo #1041)."""
+    distribution = make(SPACES["gaussian"][0], bounds=(-2.0, 1.0))
+    limit = sum(normal(torch.zeros(3), [np.clip(beyond, -2.0, 1.0)] * 3).entropy())
+    for sign, moves in ((inward, True), (-inward, False)):
+        distribution.log_std = torch.nn.Parameter(torch.full((3,), beyond))
+        entropy = distribution.log_prob_and_entropy(
+            torch.zeros(1, 3), {"action": torch.ones(1, 3)}
+        )[1]
+        assert entropy.item() == pytest.approx(limit.item())
+        (sign * entropy).backward()
+        assert distribution.log_std.grad.tolist() == [float(sign) if moves else 0.0] * 3
+
+
+def test_bounded_is_a_clamp_whose_outward_gradient_is_0():
+    value = torch.tensor([-3.0, -3.0, -1.0, 0.5, 1.0, 2.0, 2.0], requires_grad=True)
+    gradient = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
+    for function in (bounded, torch.compile(bounded, backend="aot_eager", fullgraph=True)):
+        (found,) = torch.autograd.grad(function(value, -1.0, 1.0), value, gradient)
+        assert found.tolist() == [0.0, -1.0, 1.0, -1.0, -1.0, 1.0, 0.0]
+        assert torch.equal(function(value, -1.0, 1.0), value.clamp(-1.0, 1.0))
 
 
 @pytest.mark.parametrize("u", [-60.0, -15.0, 15.0, 60.0])

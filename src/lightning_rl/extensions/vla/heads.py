@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
+from lightning_rl.functional import bounded
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 """Constant of the log-density of a normal distribution."""
@@ -245,7 +246,7 @@ class GaussianHead(ActionHead):
     def _distribution(self, features: Features) -> tuple[Tensor, Tensor]:
         mean = features.guided(lambda f: self.to_mean(f.slots)).squeeze(-1)
         # A factor of the deviation is a summand of its logarithm.
-        return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
+        return mean, bounded(self.log_std, -5.0, 2.0) + math.log(self.temperature)
 
     def _log_prob_of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
         standardized = (unit - mean) * (-log_std).exp()

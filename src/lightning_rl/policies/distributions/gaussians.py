@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.functional import bounded
 from lightning_rl.policies.distributions.base import ActionDistribution, Categorical, Fields, summed
 from lightning_rl.policies.distributions.correlated import HALF_LOG_TWO_PI, CorrelatedNoise
 from lightning_rl.policies.distributions.joint import JointDistribution
@@ -172,7 +173,7 @@ class DiagonalGaussian(CorrelatedNoise):
         if not self.state_dependent:
             return output, self.clamped_log_std()
         mean, log_std = output.chunk(2, -1)
-        return mean, log_std.clamp(*self.bounds)
+        return mean, bounded(log_std, *self.bounds)
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         mean, log_std = self.split(output)
@@ -190,7 +191,7 @@ class DiagonalGaussian(CorrelatedNoise):
 
     def clamped_log_std(self) -> Tensor:
         """Return the log standard deviation [A], within its bounds."""
-        return self.log_std.clamp(*self.bounds)
+        return bounded(self.log_std, *self.bounds)
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.reshape(*flat.shape[:-1], *self.shape)

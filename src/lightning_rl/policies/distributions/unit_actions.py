@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.functional import bounded
 from lightning_rl.policies.distributions.base import ActionDistribution, Fields, summed
 from lightning_rl.policies.distributions.correlated import HALF_LOG_TWO_PI, CorrelatedNoise
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
@@ -148,7 +149,7 @@ class StateStdTanhGaussian(UnitActions):
     def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation of u, [B, A] each, of an output [B, 2A]."""
         mean, log_std = output.chunk(2, dim=-1)
-        return mean, log_std.clamp(*self.log_std_bounds)
+        return mean, bounded(log_std, *self.log_std_bounds)
 
     def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         mean, log_std = self.split(output)
