@@ -122,3 +122,21 @@ def test_the_env_is_stepped_as_any_other():
     assert not info["success"].any()
     assert reward.sum() == 0
     env.close()
+
+
+@needs_wheels
+def test_an_absolute_action_holds_the_pose_of_the_gripper():
+    import torch
+    from robosuite.utils.transform_utils import mat2quat, quat2axisangle
+
+    settings = {"cameras": (), "objects": True, "control_mode": "absolute", "vectorization": "sync"}
+    env = LiberoEnv(1, "libero_spatial", 0, **settings)
+    start = env.reset(seed=0)[0]["state"]
+    (task,) = (single.unwrapped for single in env.gymnasium_env.envs)
+    (robot,) = task.simulation().robots
+    turn = quat2axisangle(mat2quat(robot.controller.ee_ori_mat))
+    pose = torch.tensor([[*robot.controller.ee_pos, *turn, -1.0]], dtype=torch.float32)
+    for _ in range(10):
+        state = env.step(pose)[0]["state"]
+    env.close()
+    torch.testing.assert_close(state[:, :3], start[:, :3], rtol=0, atol=2e-3)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -105,6 +106,33 @@ def test_pixels_are_scaled_as_the_directory_says(directories):
     picture = torch.tensor([0, 102, 255], dtype=torch.uint8).expand(1, 32, 32, 3)
     found = backbone._pixels(picture)[0, 0, :, 0, 0]
     torch.testing.assert_close(found, torch.tensor([(0 - 0.5) / 0.2, 0.0, (1 - 0.3) / 0.4]))
+
+
+def test_padding_is_the_language_models_and_changes_no_output():
+    """SmolVLM's config has two padding tokens, one of them beyond its vocabulary."""
+    text = CONFIGS["smolvlm"]["text_config"] | {"pad_token_id": 2}
+    config = CONFIGS["smolvlm"] | {"text_config": text, "pad_token_id": 128002}
+    backbone = TransformersBackbone("hf_config", config=config)
+    assert (backbone.padding, backbone.placeholder) == (2, 2)
+    top_level = CONFIGS["smolvlm"] | {"pad_token_id": 7}
+    assert TransformersBackbone("hf_config", config=top_level).padding == 7
+    with refused(names=("padding", "128002", "511")):
+        TransformersBackbone("hf_config", config=config, padding=128002)
+
+
+def test_bins_are_the_tokens_of_the_model_in_their_order():
+    """OpenVLA's lowest bin is the last token before the padding of its vocabulary (openvla #267)."""
+    slots = torch.randn(2, 3, 32)
+    make = partial(TransformersBackbone, "hf_config", config=CONFIGS["smolvlm"])
+    backbone = make(bin_tokens=[499, 495])
+    weight = backbone.model.get_output_embeddings().weight
+    expected = slots @ weight[[499, 498, 497, 496, 495]].T
+    torch.testing.assert_close(backbone.token_head(5)(slots), expected)
+    by_default = make()
+    last_ones = by_default.model.get_output_embeddings().weight[-5:]
+    torch.testing.assert_close(by_default.token_head(5)(slots), slots @ last_ones.T)
+    with refused(names=("bin_tokens", "5", "num_bins", "6")):
+        backbone.token_head(6)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -112,7 +112,7 @@ class BehaviorCloning(RolloutAlgorithm):
         if prefix_steps:
             most = policy.action_space.shape[0] - 1  # type: ignore[index]  # of chunks
             check_range("prefix_steps", prefix_steps, minimum=1, maximum=most)
-        self.prefix_steps, self._clones_whole_chunks = prefix_steps, real_time is not None
+        self.prefix_steps = prefix_steps
         require(
             teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
@@ -189,9 +189,9 @@ class BehaviorCloning(RolloutAlgorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             self.recompute_states(rollout)
         if self.data.replay is None:
-            fields = self._fields(rollout, mask)
-            if self._clones_whole_chunks and teacher is None:
+            if teacher is None and "executed" in rollout.keys():
                 rollout = rollout.copy().set("executed", _demonstrated(rollout["executed"]))
+            fields = self._fields(rollout, mask)
             passes = self.passes(rollout, fields, mask)
             minibatches: Iterator[TensorDict] = chain.from_iterable(passes)
         else:
@@ -317,8 +317,8 @@ class BehaviorCloning(RolloutAlgorithm):
 def _demonstrated(executed: Tensor) -> Tensor:
     """Return which actions of each chunk [N, T+1, K] lie within its episode, one per row.
 
-    In real time a policy also needs the actions of a chunk that are executed after the next chunk
-    has begun.
+    The demonstrator did them all. In real time a policy executes also actions of a chunk after its
+    first `execute`, while it computes the next chunk.
     """
     remaining = executed.sum(-1).flip(1).cumsum(1).flip(1)
     return torch.arange(executed.shape[-1], device=executed.device) < remaining[..., None]

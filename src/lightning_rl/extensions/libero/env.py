@@ -5,6 +5,7 @@ Liu et al. 2023, "LIBERO: Benchmarking Knowledge Transfer for Lifelong Robot Lea
 4).
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -32,6 +33,9 @@ OBJECT_NUMBERS = 14
 
 ID = "Libero-v0"
 """Gymnasium's id of a `LiberoTask`."""
+
+LARGEST_POSITION = 2.0
+"""Bound, in m, of each coordinate of an absolute action."""
 
 STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action that moves nothing, and keeps the gripper open."""
@@ -111,7 +115,8 @@ class LiberoEnv(GymnasiumEnv):
         cameras: `image`, `image2` (at the wrist), both or none; only these are drawn.
         size: height and width of the pictures in pixels.
         objects: observe the poses of the objects.
-        control_mode: actions are `relative` to the pose, or `absolute` poses.
+        control_mode: actions are `relative` to the pose, or `absolute` poses: a position in the
+            world in m, and the controller's rotation as axis times angle, in rad.
         max_episode_steps: time limit. Default: 280 steps, in `libero_goal` 300, `libero_90` 400,
             `libero_10` 520.
         vectorization: `async`, or `sync` for one process.
@@ -184,7 +189,10 @@ class LiberoTask(gymnasium.Env):
             shape = (count * OBJECT_NUMBERS,)
             spaces["environment_state"] = Box(-np.inf, np.inf, shape, np.float32)
         self.observation_space = gymnasium.spaces.Dict(spaces)
-        self.action_space = Box(-1.0, 1.0, (7,), np.float32)
+        high = np.ones(7, np.float32)
+        if not relative:
+            high[:3], high[3:6] = LARGEST_POSITION, math.tau
+        self.action_space = Box(-high, high)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -25,17 +25,20 @@ class TransformersBackbone(Backbone):
     chunk. The last hidden states of the placeholders are the slots, from one pass ("parallel
     decoding"); the first slot is the summary. A linear layer adds `proprio` to the slots;
     `condition` is one token after the instruction, masked if it is absent. With `head: token` the
-    bins are the last tokens of the vocabulary.
+    bins are tokens of the vocabulary.
 
     Args:
         kind: `hf` or `hf_config`; see `load_vla_model`.
         path: the directory, or `config.json` or its directory.
-        placeholder: token for a number of the action. Default: the model's padding token, or 0.
+        placeholder: token for a number of the action. Default: the language model's padding token,
+            or 0.
         token_offset: added to the env's tokens, to match the model's numbering.
-        padding: the env's masked token. Default: the model's padding token; 0 if it has none, and
-            with a `token_offset`.
+        padding: the env's masked token. Default: the language model's padding token; 0 if it has
+            none, and with a `token_offset`.
         condition_tokens: for bad and good, such as "negative" and "positive". Default: the first
             two tokens that are neither placeholder nor image.
+        bin_tokens: tokens of the lowest and the highest bin of `head: token`. Default: the last
+            `num_bins` outputs, in their order. OpenVLA's lowest bin has the largest token.
         image_mean: per color, 0 to 1, to scale pixels. Default: from preprocessor_config.json.
         image_std: see `image_mean`.
 
@@ -57,6 +60,7 @@ class TransformersBackbone(Backbone):
         token_offset: int = 0,
         padding: int | None = None,
         condition_tokens: tuple[int, int] | None = None,
+        bin_tokens: tuple[int, int] | None = None,
         image_mean: Sequence[float] | None = None,
         image_std: Sequence[float] | None = None,
         **kwargs: Unpack[TransformersBackboneKwargs],
@@ -70,20 +74,26 @@ class TransformersBackbone(Backbone):
         # Earlier configurations call it image_token_index.
         old = not hasattr(settings, "image_token_id")
         self.image_token = int(_of(settings, "image_token_index" if old else "image_token_id"))
-        pad = int(getattr(settings, "pad_token_id", None) or 0)
-        self.placeholder = placeholder if placeholder is not None else pad
-        self.token_offset = token_offset
-        self.padding = padding if padding is not None else 0 if token_offset else pad
         embeddings = int(cast(Any, self.model).get_input_embeddings().num_embeddings)
+        pad = _padding_token(settings, embeddings)
+        self.placeholder = placeholder if placeholder is not None else pad
+        self.token_offset, self.bin_tokens = token_offset, bin_tokens
+        self.padding = padding if padding is not None else 0 if token_offset else pad
         # A token of the env plus the offset must be a token of the model.
         self.vocabulary = embeddings - token_offset
         defaults = [t for t in range(4) if t not in (self.placeholder, self.image_token)][:2]
         self.condition_tokens = list(condition_tokens or defaults)
-        require(
-            all(0 <= token < embeddings for token in self.condition_tokens),
-            f"condition_tokens={self.condition_tokens} are not tokens of the model, which are 0 to "
-            f"{embeddings - 1}.",
-        )
+        tokens = {
+            "condition_tokens": self.condition_tokens,
+            "placeholder": [self.placeholder],
+            "padding": [self.padding],
+            "bin_tokens": list(bin_tokens or ()),
+        }
+        for name, values in tokens.items():
+            require(
+                all(0 <= token < embeddings for token in values),
+                f"{name}={values}, but the tokens of the model are 0 to {embeddings - 1}.",
+            )
         self.slot_size = self.summary_size = int(_of(settings.text_config, "hidden_size"))
         self.is_paligemma = settings.model_type == "paligemma"
         self.many_images = settings.model_type in ("smolvlm", "idefics3")
@@ -133,7 +143,14 @@ class TransformersBackbone(Backbone):
         require(
             num_bins <= size, f"num_bins={num_bins} is more than the model's vocabulary, {size}."
         )
-        return VocabularyTail(embeddings, num_bins)
+        lowest, highest = self.bin_tokens or (size - num_bins, size - 1)
+        step = 1 if lowest <= highest else -1
+        tokens = range(lowest, highest + step, step)
+        require(
+            len(tokens) == num_bins,
+            f"bin_tokens={self.bin_tokens} are {len(tokens)} tokens, but num_bins={num_bins}.",
+        )
+        return VocabularyBins(embeddings, tokens)
 
     def _token_ids(
         self, observation: TensorDict, batch: int, cameras: int
@@ -185,18 +202,26 @@ class TransformersBackbone(Backbone):
             self.register_buffer(name, tensor)
 
 
-class VocabularyTail(nn.Module):
-    """Logits of the last n tokens of a vocabulary, from a layer that the language model owns."""
+class VocabularyBins(nn.Module):
+    """Logits of successive tokens of a vocabulary, from a layer that the language model owns."""
 
-    def __init__(self, embeddings: nn.Linear, num_bins: int) -> None:
+    def __init__(self, embeddings: nn.Linear, tokens: range) -> None:
         super().__init__()
         self._embeddings = (embeddings,)  # a tuple, so that the layer is not a child of this module
-        self.num_bins = num_bins
+        self._first, self._is_descending = min(tokens), tokens.step < 0
+        self._end = self._first + len(tokens)
 
     def forward(self, slots: Tensor) -> Tensor:
         (embeddings,) = self._embeddings
-        weight = cast(Any, embeddings).weight[-self.num_bins :]
-        return F.linear(slots.float(), weight.float())
+        weight = cast(Any, embeddings).weight[self._first : self._end]
+        logits = F.linear(slots.float(), weight.float())
+        return logits.flip(-1) if self._is_descending else logits
+
+
+def _padding_token(config: Any, embeddings: int) -> int:
+    # SmolVLM's config has a token above its language model's, which is beyond the vocabulary.
+    tokens = (getattr(part, "pad_token_id", None) for part in (config.text_config, config))
+    return next((int(t) for t in tokens if t is not None and 0 <= t < embeddings), 0)
 
 
 def _tokens_per_image(config: Any) -> int:
