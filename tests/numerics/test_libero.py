@@ -126,17 +126,15 @@ def test_the_env_is_stepped_as_any_other():
 
 @needs_wheels
 def test_an_absolute_action_holds_the_pose_of_the_gripper():
-    import torch
     from robosuite.utils.transform_utils import mat2quat, quat2axisangle
 
-    settings = {"cameras": (), "objects": True, "control_mode": "absolute", "vectorization": "sync"}
-    env = LiberoEnv(1, "libero_spatial", 0, **settings)
+    env = LiberoTask("libero_spatial", 0, cameras=(), size=64, objects=True, relative=False)
     start = env.reset(seed=0)[0]["state"]
-    (task,) = (single.unwrapped for single in env.gymnasium_env.envs)
-    (robot,) = task.simulation().robots
+    (robot,) = env.simulation().robots
     turn = quat2axisangle(mat2quat(robot.controller.ee_ori_mat))
-    pose = torch.tensor([[*robot.controller.ee_pos, *turn, -1.0]], dtype=torch.float32)
+    pose = np.array([*robot.controller.ee_pos, *turn, -1.0], np.float32)
+    assert env.action_space.contains(pose)
     for _ in range(10):
         state = env.step(pose)[0]["state"]
     env.close()
-    torch.testing.assert_close(state[:, :3], start[:, :3], rtol=0, atol=2e-3)
+    assert state[:3] == pytest.approx(start[:3], abs=2e-3)
