@@ -163,7 +163,7 @@ def test_what_it_returns_is_what_the_contract_says(name):
     seen, action = rollout["observation"], rollout["action"]
     place, elapsed = seen["critic"].unbind(-1)
     assert torch.equal(seen["policy"][..., 0], place), "groups are keys, floats are float32"
-    moved = place[:, :-1] + action[:, :-1, 0]
+    moved = place[:, :-1] + action[:, :-1, 0].clamp(-1, 1)
     done = rollout["done"][:, :-1]
     begins = torch.linspace(-1, 1, 3)[:, None].expand_as(moved)
     torch.testing.assert_close(place[:, 1:], torch.where(done, begins, moved))
@@ -182,6 +182,30 @@ def test_what_it_returns_is_what_the_contract_says(name):
         assert torch.equal(rollout["success"][:, :-1], moved > EDGE), "from before the reset"
     assert env.max_episode_steps == LIMIT
     assert env.render_fps == 60
+
+
+@pytest.mark.parametrize(
+    ("space", "clip_action", "taken"),
+    [
+        (Box(-1.0, 1.0, (2,), np.float32), True, [1.0, -0.5]),
+        (Box(np.array([-np.inf, 0.0]), np.inf, dtype=np.float64), True, [2.7, 0.0]),
+        (Box(-1.0, 1.0, (2,), np.float32), False, [2.7, -0.5]),
+        (Box(-np.inf, np.inf, (2,), np.float32), True, [2.7, -0.5]),
+    ],
+)
+def test_actions_are_clipped_to_the_bounds_that_there_are(space, clip_action, taken):
+    class Taking(ManiSkillLike):
+        single_action_space = space
+
+        def move(self, action):
+            self.taken = action
+            return super().move(action)
+
+    env = TensorSimulator(3, Taking, clip_action=clip_action)
+    action = torch.tensor([[2.7, -0.5]]).expand(3, 2)
+    env.step(action)
+    assert torch.equal(env.simulator.taken, torch.tensor([taken]).expand(3, 2))
+    assert (env.simulator.taken is action) == (taken == [2.7, -0.5]), "no work without bounds"
 
 
 def late(num_envs):
@@ -218,7 +242,7 @@ def test_a_replay_draws_no_such_step():
     replay = ReplayBuffer(env.single_observation_space, env.single_action_space, 3, capacity=300)
     replay.extend(rollout)
     for batch in replay.batches(20, 32):
-        moved = batch["observation", "policy"] + batch["action"]
+        moved = batch["observation", "policy"] + batch["action"].clamp(-1, 1)
         torch.testing.assert_close(batch["next_observation", "policy"], moved)
 
 

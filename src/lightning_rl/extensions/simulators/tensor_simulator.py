@@ -75,6 +75,7 @@ class TensorSimulator(VectorEnv):
             their seeds, and groups of equal starts (GRPO) are refused; `each`: a seed per env.
         report: returns further entries of a step's info, `success`, `fail`, `rewards`, `metrics` or
             `log`, from the simulator and its info; a function, in YAML its path.
+        clip_action: clip continuous actions to the bounds of the space before stepping.
 
     Raises:
         ConfigurationError: `make` returned no such simulator, or another number of envs.
@@ -88,6 +89,7 @@ class TensorSimulator(VectorEnv):
         missing_final: Literal["refuse", "last_observation"] = "refuse",
         seeds: Literal["one", "each"] = "one",
         report: Callable[[Any, dict[str, Any]], Mapping[str, Any]] | None = None,
+        clip_action: bool = True,
     ) -> None:
         self.simulator = make(num_envs)
         self._resets, self._missing_final, self._seeds = resets, missing_final, seeds
@@ -101,6 +103,7 @@ class TensorSimulator(VectorEnv):
         space = self._env_attribute("single_action_space")
         self._check_resets()
         self.single_action_space = _box_of(space, self._name)
+        self._clip = _bounds(self.single_action_space, self.device) if clip_action else None
         self._report = report
         self._events: SimulatorEvents | None = None
         self._counter: Any = None  # has the steps of episodes, if first ones have random lengths
@@ -149,7 +152,10 @@ class TensorSimulator(VectorEnv):
             previous = map_tree(torch.clone, previous)  # the simulator may overwrite its tensors
         if self._events is not None:
             self._events.before_step()
-        raw_obs, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
+        action = action.to(self.device)
+        if self._clip is not None:
+            action = action.clamp(*self._clip)
+        raw_obs, reward, terminated, truncated, info = self.simulator.step(action)
         if self._report is not None:
             info = {**info, **self._report(self.simulator, info)}
         observation = self._observed(raw_obs)
@@ -335,6 +341,19 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
     bounds = [torch.as_tensor(bound).cpu().numpy() for bound in (space.low, space.high)]
     low, high = (np.broadcast_to(bound, space.shape).astype(np.float32) for bound in bounds)
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _bounds(
+    space: gymnasium.Space[Any], device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Return the bounds of actions [*A], or None if no entry has any: a clamp would do nothing."""
+    if not isinstance(space, gymnasium.spaces.Box):
+        return None
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float32, device=device)
+        for bound in (space.low, space.high)
+    )
+    return (low, high) if bool((low.isfinite() | high.isfinite()).any()) else None
 
 
 def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
