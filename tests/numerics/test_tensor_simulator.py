@@ -15,6 +15,7 @@ from lightning_rl import (
     PPO,
     ActorCritic,
     ReplayBuffer,
+    RslRlVecEnv,
     SyncCollector,
     TensorSimulator,
     TermWrapper,
@@ -303,6 +304,56 @@ def test_a_space_of_another_library_and_reports_from_elsewhere_are_taken():
     *_, info = env.step(torch.full((3, 1), 0.5))
     assert info["rewards"]["place"].tolist() == [-0.5, 0.5, 1.5]
     assert info["fail"].tolist() == [False] * 3
+
+
+class Walker:
+    """An env for rsl_rl; only a wrapped env knows its rate, as Isaac Lab's for rsl_rl."""
+
+    num_actions, device = 1, "cpu"
+
+    def __init__(self, num_envs, **inner):
+        self.num_envs, self.unwrapped = num_envs, SimpleNamespace(**inner)
+
+    def get_observations(self):
+        return torch.zeros(self.num_envs, 1)
+
+    def step(self, action):
+        zeros = torch.zeros(self.num_envs)
+        return zeros[:, None], zeros + 1, zeros.bool(), {}
+
+
+def walking(num_envs, **inner):
+    return TensorSimulator(num_envs, lambda n: RslRlVecEnv(Walker(n, **inner)))
+
+
+EACH_SECOND = Event(lambda env: env.simulator.env.seen.append(1), mode="interval", every_s=(1, 1))
+
+
+@pytest.mark.parametrize(
+    "inner", [{"step_dt": 0.2, "dt": 0.1}, {"dt": 0.2}, {"metadata": {"render_fps": 5}, "dt": 0.1}]
+)
+def test_the_rate_and_the_metadata_are_those_of_the_env_within(inner):
+    env = walking(2, **inner)
+    assert env.known_fps == env.metadata["render_fps"] == 5
+    env.simulator.env.seen = []
+    env.add_events({"each": EACH_SECOND})
+    env.reset(seed=1)
+    paid = TermWrapper(2, partial(walking, **inner), rewards={"env": 1.0}, rewards_per_second=True)
+    paid.reset(seed=1)
+    for _ in range(11):
+        _, reward, *_ = paid.step(torch.zeros(2, 1))
+        env.step(torch.zeros(2, 1))
+    assert len(env.simulator.env.seen) == 2
+    torch.testing.assert_close(reward, torch.full((2,), 0.2))
+    named = walking(2, metadata={"joint_names": ["hip"], "render_fps": 30})
+    assert (named.known_fps, named.metadata["joint_names"]) == (30, ["hip"])
+
+
+def test_seconds_of_an_env_without_a_rate_are_refused():
+    with refused(names=("'each'", "metadata = {'render_fps'", "step_dt")):
+        walking(2).add_events({"each": EACH_SECOND})
+    with refused(names=("TermWrapper around TensorSimulator", "rewards_per_second", "render_fps")):
+        TermWrapper(2, walking, rewards_per_second=True)
 
 
 def shift(env, by):

@@ -70,6 +70,11 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
             f"{name} has rewards, but learners read a chunk's reward of each step: put the wrapper "
             "inside of ActionChunk.",
         )
+        require(
+            not rewards_per_second or self.env.known_fps is not None,
+            f"{name}: rewards_per_second needs the env's step rate, which it does not say: give it "
+            "metadata = {'render_fps': env steps per second}, or remove rewards_per_second.",
+        )
         if terminations:
             # An end must precede the autoreset: the terms wrap the single envs.
             self._end_each(terminations, name)

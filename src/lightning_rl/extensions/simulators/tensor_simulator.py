@@ -53,6 +53,9 @@ class TensorSimulator(VectorEnv):
     that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
     and no statistic counts it.
 
+    Env steps per second are `render_fps` of the `metadata` of the simulator or of the env in it,
+    otherwise 1 / `step_dt` or 1 / `dt`.
+
     Events (`data.events`) change the simulator themselves: a function `(env, **params)` that reads
     `env.simulator`, changes the envs in `env.rows` [N] bool, and returns nothing.
 
@@ -116,8 +119,8 @@ class TensorSimulator(VectorEnv):
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
         self.max_episode_steps = None if limit is None else int(limit)
-        metadata = getattr(self.simulator, "metadata", None) or {}
-        self.render_fps = float(metadata.get("render_fps") or VectorEnv.render_fps)
+        self.metadata = self._described()
+        self.render_fps = float(self.metadata.get("render_fps") or VectorEnv.render_fps)
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -203,6 +206,12 @@ class TensorSimulator(VectorEnv):
             f"{self._name} resets one step late, so reset events cannot fire in time: remove "
             f"{', '.join(events)}, or make the simulator reset within the step.",
         )
+        for name, event in events.items():
+            require(
+                self.known_fps is not None or getattr(event, "mode", None) != "interval",
+                f"{self._name} does not say its step rate, so '{name}' of events cannot wait for "
+                "seconds: give it metadata = {'render_fps': env steps per second}, or step_dt.",
+            )
         timing = (1.0 / self.render_fps, self.max_episode_steps)
         owner = f"TensorSimulator of {self._name}"
         self._events = SimulatorEvents(
@@ -298,6 +307,21 @@ class TensorSimulator(VectorEnv):
             )
         )
 
+    def _described(self) -> dict[str, Any]:
+        """Return the metadata of the simulator over those of the envs in it, with their rate."""
+        env = self.simulator.unwrapped
+        # An adapter of an env that is itself wrapped, such as Isaac Lab's for rsl_rl.
+        within = [getattr(env, name, None) for name in ("unwrapped", "env")]
+        owners = [self.simulator, env, *within]
+        metadata: dict[str, Any] = {}
+        for owner in reversed(owners):
+            metadata |= getattr(owner, "metadata", None) or {}
+        periods = [getattr(owner, name, None) for name in ("step_dt", "dt") for owner in owners]
+        seconds = next((x for x in periods if isinstance(x, int | float | np.number) and x), None)
+        if seconds is not None and not metadata.get("render_fps"):
+            metadata["render_fps"] = 1.0 / float(seconds)
+        return metadata
+
     def _check_resets(self) -> None:
         mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
         report = None if mode is None else AUTORESET[AutoresetMode(mode)]
@@ -343,9 +367,7 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
-def _bounds(
-    space: gymnasium.Space[Any], device: torch.device
-) -> tuple[Tensor, Tensor] | None:
+def _bounds(space: gymnasium.Space[Any], device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Return the bounds of actions [*A], or None if no entry has any: a clamp would do nothing."""
     if not isinstance(space, gymnasium.spaces.Box):
         return None
