@@ -128,6 +128,24 @@ def test_an_env_of_rsl_rl_is_stepped_as_a_simulator():
     ]  # before the step that was cut
 
 
+class Genesis(VecEnv):
+    """As Genesis' go2_env.py: reset returns no extras."""
+
+    def reset(self):
+        return super().reset()[0], None
+
+
+def simulated(env):
+    return TensorSimulator(2, lambda n: RslRlVecEnv(env(n)), missing_final="last_observation")
+
+
+def test_groups_that_an_env_of_rsl_rl_does_not_return_from_reset_are_asked_for():
+    env = simulated(Genesis)
+    assert set(env.single_observation_space) == {"policy", "critic"}
+    assert set(env.reset(seed=1)[0].keys()) == {"policy", "critic"}
+    assert set(env.step(torch.zeros(2, 2))[0].keys()) == {"policy", "critic"}
+
+
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (8, 8, 3)])
 def test_a_vec_env_of_rsl_rl_is_drawn(shape):
     """Isaac Lab draws one view of all envs, which stands for each of them."""

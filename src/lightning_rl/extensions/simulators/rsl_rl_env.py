@@ -48,11 +48,14 @@ class RslRlVecEnv:
 
     def reset(self, **ignored: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in every env; seed and options are ignored."""
-        returned = self.env.reset() if hasattr(self.env, "reset") else self.env.get_observations()
-        if returned is None:  # some simulators return nothing from reset
-            returned = self.env.get_observations()
+        returned = self.env.reset() if hasattr(self.env, "reset") else None
         observation, extras = returned if isinstance(returned, tuple) else (returned, {})
-        return _grouped(observation, extras or {}), {}
+        observation = _grouped(observation, extras or {})
+        # Some simulators return nothing from reset, or no groups.
+        if observation is None or isinstance(observation, Tensor):
+            current = self.current_observation()
+            observation = observation if current is None else current
+        return observation, {}
 
     def current_observation(self) -> Any:
         """Return the observation of the current state; None if the env cannot."""
