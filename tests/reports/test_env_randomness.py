@@ -11,6 +11,7 @@ from gymnasium import spaces
 from lightning_rl import GymnasiumEnv, RslRlVecEnv, TensorSimulator
 from tests.envs import ScriptedEnv, ScriptedTask
 from tests.messages import refused
+from tests.variants import variant
 
 
 def drawn():
@@ -129,10 +130,14 @@ def test_an_env_of_rsl_rl_is_stepped_as_a_simulator():
 
 
 class Genesis(VecEnv):
-    """As Genesis' go2_env.py: reset returns no extras."""
+    """As Genesis' go2_env.py: reset returns no extras, and one of its groups may be None."""
 
     def reset(self):
         return super().reset()[0], None
+
+    def get_observations(self):
+        seen, extras = super().get_observations()
+        return seen, {"observations": extras["observations"] | {"rnd": None}}
 
 
 def simulated(env):
@@ -144,6 +149,41 @@ def test_groups_that_an_env_of_rsl_rl_does_not_return_from_reset_are_asked_for()
     assert set(env.single_observation_space) == {"policy", "critic"}
     assert set(env.reset(seed=1)[0].keys()) == {"policy", "critic"}
     assert set(env.step(torch.zeros(2, 2))[0].keys()) == {"policy", "critic"}
+
+
+class OfRslRl1(VecEnv):
+    """As legged_gym: privileged observations are a value of their own."""
+
+    privileged = torch.zeros(2, 7)
+
+    def reset(self):
+        return super().reset()[0], self.privileged
+
+    def step(self, action):
+        seen, *results = super().step(action)
+        return seen, self.privileged, *results
+
+
+def with_extras(**entries):
+    def step(self, action):
+        *results, extras = VecEnv.step(self, action)
+        return *results, extras | entries
+
+    return variant(VecEnv, "Said", step=step)
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        (OfRslRl1, ("OfRslRl1", "Tensor", "rsl_rl 1", "extras['observations']['critic']")),
+        (variant(OfRslRl1, "Five", privileged=None), ("Five", 5, "rsl_rl 1", "TensorSimulator")),
+        (with_extras(time_outs=True), ("Said", "extras['time_outs']", "True", [2])),
+        (with_extras(observations={"critic": np.zeros((2, 1))}), ("Said", "ndarray", "[2, ...]")),
+    ],
+)
+def test_what_an_env_of_another_rsl_rl_returns_is_refused_by_name(env, names):
+    with refused(names=names):
+        simulated(env).step(torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (8, 8, 3)])

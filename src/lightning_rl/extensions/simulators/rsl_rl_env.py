@@ -1,5 +1,6 @@
 """Adapt a `VecEnv` of rsl_rl to the interface that `TensorSimulator` steps."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor
 
 from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import check_vector
 from lightning_rl.extend.errors import EnvFaultError, closest
+
+PRIVILEGED = (
+    "In rsl_rl 1, privileged observations are a value of their own (obs, privileged_obs, rew, "
+    "done, extras): return them in extras['observations']['critic'], with obs, rew, done, extras "
+    "from step and obs, extras from reset."
+)
+"""How an env for rsl_rl 1 is changed."""
 
 
 class RslRlVecEnv:
@@ -49,8 +58,7 @@ class RslRlVecEnv:
     def reset(self, **ignored: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in every env; seed and options are ignored."""
         returned = self.env.reset() if hasattr(self.env, "reset") else None
-        observation, extras = returned if isinstance(returned, tuple) else (returned, {})
-        observation = _grouped(observation, extras or {})
+        observation = None if returned is None else self._read(returned)[0]
         # Some simulators return nothing from reset, or no groups.
         if observation is None or isinstance(observation, Tensor):
             current = self.current_observation()
@@ -61,18 +69,31 @@ class RslRlVecEnv:
         """Return the observation of the current state; None if the env cannot."""
         if not hasattr(self.env, "get_observations"):
             return None
-        returned = self.env.get_observations()
-        observation, extras = returned if isinstance(returned, tuple) else (returned, {})
-        return _grouped(observation, extras or {})
+        return self._read(self.env.get_observations())[0]
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step by actions [N, A]."""
-        observation, reward, done, extras = self._four(self.env.step(action))
-        done = done.bool()
-        timed_out = done & extras.get("time_outs", torch.zeros_like(done)).bool()
+        """Step by actions [N, A].
+
+        Raises:
+            EnvFaultError: the env returned other values than obs, rew, done and extras.
+        """
+        name, result = type(self.env).__name__, self.env.step(action)
+        if not (isinstance(result, tuple) and len(result) == 4):
+            count = len(result) if isinstance(result, tuple) else 1
+            raise EnvFaultError(
+                f"{name} returned {count} values from step, not obs, rew, done and extras. "
+                f"{PRIVILEGED} An env that returns terminated and truncated needs no RslRlVecEnv, "
+                "only TensorSimulator."
+            )
+        seen, reward, done, extras = result
+        observation, extras = self._read((seen, extras))
+        done = check_vector(name, "done", done, self.num_envs).bool()
+        time_outs = extras.get("time_outs", torch.zeros_like(done))
+        field = "extras['time_outs']"
+        timed_out = done & check_vector(name, field, time_outs, self.num_envs).bool()
         # rsl_rl reports truncations in the extras, not as a value of their own.
         info = {key: value for key, value in extras.items() if key != "time_outs"}
-        return _grouped(observation, extras), reward, done & ~timed_out, timed_out, info
+        return observation, reward, done & ~timed_out, timed_out, info
 
     def render(self) -> Any:
         """Return what `render` of the env draws: [N, H, W, 3], or one picture [H, W, 3] of all.
@@ -92,18 +113,17 @@ class RslRlVecEnv:
         """Close the env if it has a `close` method."""
         getattr(self.env, "close", lambda: None)()
 
-    def _four(self, result: Any) -> Any:
-        if not (isinstance(result, tuple) and len(result) == 4):
-            count = len(result) if isinstance(result, tuple) else 1
+    def _read(self, returned: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Return an observation with its groups, and the extras, of `obs` or of `obs, extras`."""
+        observation, extras = returned if isinstance(returned, tuple) else (returned, None)
+        extras = {} if extras is None else extras
+        if not isinstance(extras, Mapping):
             raise EnvFaultError(
-                f"{type(self.env).__name__} returned {count} values from step, not obs, rew, done "
-                "and extras: use TensorSimulator for an env that returns five values."
+                f"{type(self.env).__name__} returned {type(extras).__name__} as extras, not a "
+                f"dict. {PRIVILEGED}"
             )
-        return result
-
-
-def _grouped(observation: Any, extras: dict[str, Any]) -> Any:
-    groups = extras.get("observations", {})
-    if not isinstance(observation, Tensor) or not groups:
-        return observation
-    return {"policy": observation, **groups}
+        if not isinstance(observation, Tensor):
+            return observation, extras
+        groups = extras.get("observations", {}).items()
+        groups = {name: group for name, group in groups if group is not None}
+        return {"policy": observation, **groups} if groups else observation, extras

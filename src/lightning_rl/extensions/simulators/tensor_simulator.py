@@ -348,8 +348,12 @@ class TensorSimulator(VectorEnv):
         if isinstance(observation, dict | TensorDict):
             parts = {key: self._observed(child) for key, child in observation.items()}
             return TensorDict(parts, [self.num_envs], device=self.device)
-        leaf: Tensor = observation
-        return leaf.float() if leaf.is_floating_point() else leaf
+        if not isinstance(observation, Tensor):
+            raise EnvFaultError(
+                f"{self._name} returned an observation of {type(observation).__name__}: return a "
+                f"tensor [{self.num_envs}, ...], or a dict of such tensors."
+            )
+        return observation.float() if observation.is_floating_point() else observation
 
 
 def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
