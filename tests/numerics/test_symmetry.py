@@ -141,6 +141,7 @@ def test_a_mirrored_quadruped_moves_as_its_image():
         ({"joints": {"left": "-right"}}, ("tail",)),
         ({"joints": JOINTS | {"nose": "nose"}}, ("nose", "left", "right", "tail")),
         ({"joints": JOINTS | {"right": "left"}}, ("right", "left")),
+        ({"joints": {0: 1}}, ("joints", "(0, 1)", "'0': '-1'")),
         ({"observation": {"speed": [1, 1]}}, ("2", "5")),
         ({"observation": {"speed": [1, 2], "angles": "joints"}}, ("speed", "2", "joints")),
         ({"observation": [1, 1]}, ("term",)),

@@ -208,6 +208,9 @@ def _size(space: gymnasium.Space[Any], place: str) -> int:
 def _joint_sources(joints: Mapping[str, str], names: Sequence[str]) -> list[Source]:
     partners: dict[str, tuple[str, float]] = {}
     for joint_name, signed_name in joints.items():
+        pair = (joint_name, signed_name)
+        texts = all(isinstance(name, str) for name in pair)
+        require(texts, f"joints has the pair {pair}: write it as texts, such as '0': '-1'.")
         sign = -1.0 if signed_name.startswith("-") else 1.0
         name = signed_name.removeprefix("-")
         for joint, partner in ((joint_name, name), (name, joint_name)):
