@@ -11,6 +11,7 @@ from lightning_rl.extensions.simulators.rsl_rl_env import RslRlVecEnv
 from tests.helpers import scalars, train, uncompiled_traces
 from tests.messages import refused
 from tests.reports.test_simulator_infos import Simulator
+from tests.variants import variant
 
 NUMBERS = {"float": 0.25, "int": 2, "flag": True, "numpy": np.float32(0.5), "row": torch.ones(1)}
 
@@ -79,6 +80,7 @@ class Logging(Simulator):
 
 
 class OfRslRl:
+    log_key = "log"
     num_envs, num_actions, device, max_episode_length = 3, 1, "cpu", 4
 
     def __init__(self, num_envs):
@@ -89,7 +91,8 @@ class OfRslRl:
 
     def step(self, action):
         seen, reward, terminated, truncated, info = self.simulator.step(action)
-        return seen, reward, terminated | truncated, {"time_outs": truncated, "log": info["log"]}
+        extras = {"time_outs": truncated, self.log_key: info["log"]}
+        return seen, reward, terminated | truncated, extras
 
 
 def report(simulator, info):
@@ -100,7 +103,13 @@ def report(simulator, info):
 
 
 @pytest.mark.parametrize(
-    "make", [Logging, lambda n: RslRlVecEnv(OfRslRl(n), 1.0)], ids=["isaac_lab", "rsl_rl"]
+    "make",
+    [
+        Logging,
+        lambda n: RslRlVecEnv(OfRslRl(n), 1.0),
+        lambda n: RslRlVecEnv(variant(OfRslRl, log_key="episode")(n), 1.0),
+    ],
+    ids=["isaac_lab", "rsl_rl", "genesis"],
 )
 def test_the_log_of_an_env_is_charted_under_its_own_names(make, tmp_path):
     env = partial(TensorSimulator, make=make, missing_final="last_observation", report=report)

@@ -27,7 +27,8 @@ class RslRlVecEnv:
     within the step without a final observation: set `missing_final: last_observation`, as rsl_rl
     does. They take no seed: seed the simulator at its construction. Observations are a tensor, a
     dict of groups or a TensorDict; with further groups in `extras["observations"]`, such as
-    `critic`, they become a dict with the key `policy`. Other `extras` are the info.
+    `critic`, they become a dict with the key `policy`. Other `extras` are the info;
+    `episode` is charted as the `log`, if there is none.
 
     Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Tested with the wrapper of mjlab
     1.6 (rsl_rl 5.4), and with a stand-in.
@@ -93,6 +94,8 @@ class RslRlVecEnv:
         timed_out = done & check_vector(name, field, time_outs, self.num_envs).bool()
         # rsl_rl reports truncations in the extras, not as a value of their own.
         info = {key: value for key, value in extras.items() if key != "time_outs"}
+        if "episode" in extras:  # as legged_gym and Genesis name the log
+            info.setdefault("log", extras["episode"])
         return observation, reward, done & ~timed_out, timed_out, info
 
     def render(self) -> Any:
