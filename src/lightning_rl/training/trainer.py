@@ -35,7 +35,7 @@ from lightning_rl.system.runs import (
     remove_refused,
     removed_if_refused,
 )
-from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint
+from lightning_rl.system.saved_runs import ALIASES, CHECKPOINTS, find_checkpoint
 from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks import (
     AtomicCheckpointIO,
@@ -214,7 +214,7 @@ class RLTrainer(Trainer, Configurable):
         quieten_framework()
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
-        self.run_dir = _chosen_dir(run_dir, output_dir, exp_name)
+        self.run_dir, self._output_dir = _chosen_dir(run_dir, output_dir, exp_name), output_dir
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
@@ -319,13 +319,18 @@ class RLTrainer(Trainer, Configurable):
     ) -> None:
         """Train, with exclusive use of the run directory; resume from `ckpt_path`.
 
+        `ckpt_path` is a checkpoint, a run directory, or `last` or `best` of this trainer's run, or
+        without one of the newest run in `output_dir`; also in `check`, `validate`, `test`, `play`.
+
         Raises:
-            ConfigurationError: if another process uses the run directory, if it holds another run,
-                or if settings contradict each other; a new run then leaves no directory.
+            ConfigurationError: if there is no such checkpoint, if another process uses the run
+                directory, if it holds another run, or if settings contradict each other; a new run
+                then leaves no directory.
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         self.stop_signal, user_limit = None, self.limit_val_batches
         # A second `fit` of this trainer continues in its own directory.
         if self.is_global_zero and self.global_step == 0:
@@ -352,6 +357,15 @@ class RLTrainer(Trainer, Configurable):
             finally:
                 # A signal, and a run without an env, turn its evaluations off.
                 self.limit_val_batches = user_limit
+
+    def _resolved(self, ckpt_path: str | Path | None) -> str | None:
+        # Lightning only warns where it finds no checkpoint, and goes on with the untrained policy.
+        if ckpt_path is None:
+            return None
+        alias = self.run_dir / CHECKPOINTS / f"{ckpt_path}.ckpt"
+        if ckpt_path in ALIASES and alias.is_file():
+            return str(alias)
+        return str(find_checkpoint(str(ckpt_path), self._output_dir))
 
     def _print_closing(self) -> None:
         """Print the paths of all outputs and the next commands, unless progress is not shown."""
@@ -382,7 +396,8 @@ class RLTrainer(Trainer, Configurable):
         check = function_at(HOOKS["check"])
         # The check is an extension: the core does not import it.
         try:
-            return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
+            path = self._resolved(ckpt_path)
+            return cast(list[Any], check(self, model, datamodule, path, seconds, json_file))
         finally:
             remove_refused(self.run_dir)
 
@@ -415,6 +430,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
                 model, dataloaders, ckpt_path, verbose, datamodule, weights_only
@@ -432,6 +448,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
