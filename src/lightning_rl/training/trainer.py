@@ -12,7 +12,12 @@ from typing import Any, Literal, cast
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -24,7 +29,7 @@ from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import expanded, gone, shown
-from lightning_rl.system.lightning_private import omit_anonymous, was_restoring
+from lightning_rl.system.lightning_private import omit_anonymous, saves_by_time, was_restoring
 from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
@@ -167,7 +172,7 @@ class RLTrainer(Trainer, Configurable):
             replay.
         init_from: checkpoint (or run directory, `last` or `best`) whose policy initialises a new
             run; ignored by a resumed run.
-        enable_progress_bar: show progress.
+        enable_progress_bar: show progress, by a `ProgressBar` among the callbacks if there is one.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
         num_sanity_val_steps: evaluation batches before training.
         log_every_n_steps: iterations between two logged rows of metrics.
@@ -272,7 +277,8 @@ class RLTrainer(Trainer, Configurable):
             self._recorder = function_at(HOOKS["film"])(self.run_dir, settings)
             callbacks.append(self._recorder)
         if progress:
-            callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
+            has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
+            callbacks += [*([] if has_bar else [EnvStepProgress(metrics)]), MemoryEstimate()]
         return callbacks
 
     def _later_checkpoints(
@@ -545,6 +551,17 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
             "settings by rl-cli sweep.",
         )
+        require(
+            not isinstance(callback, OnExceptionCheckpoint),
+            "trainer.callbacks has OnExceptionCheckpoint: with it Lightning begins a new run with "
+            "the weights of an earlier one. Remove it: last.ckpt is written after each epoch; "
+            "resume with ckpt_path.",
+        )
+        require(
+            not saves_by_time(callback),
+            f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
+            "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
+        )
     return listed
 
 
@@ -622,6 +639,7 @@ def quieten_framework() -> None:
         ".*logging on epoch level in distributed setting.*",  # logged values are already equal
         ".*isinstance.treespec, LeafSpec.*",
         ".*in eval mode at the start of training.*",  # a policy always is
+        "Using ModelCheckpoint with manual optimization",  # the weights after the update are meant
     ):
         warnings.filterwarnings("ignore", message)
 
