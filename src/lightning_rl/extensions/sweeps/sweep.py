@@ -412,12 +412,15 @@ class _Sweep:
         ended_by = max(-code, code - 128)
         score, reason = None, ""
         if (code == 0 or pruned) and run is not None:
-            if curve:
-                scores = [evaluation for _, evaluation in curve]
-                best = max(scores) if self.mode == "max" else min(scores)
-                score = scores[-1] if self.settings.score == "last" else best
-            else:
+            scores = [evaluation for _, evaluation in curve if math.isfinite(evaluation)]
+            if not curve:
                 reason = f"it was not evaluated by {self.metric}"
+            elif not math.isfinite(curve[-1][1]):
+                reason = f"it diverged: {self.metric} of its last evaluation is not finite"
+            elif self.settings.score == "last":
+                score = scores[-1]
+            else:
+                score = max(scores) if self.mode == "max" else min(scores)
         elif ended_by in list(signal.Signals):
             reason = f"ended by {signal.Signals(ended_by).name}"
         else:
@@ -433,6 +436,7 @@ class _Sweep:
         tell(f"{self._title(trial)} {outcome}")
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
+        """Return env steps and score of each evaluation; inf for a score that is not finite."""
         tables = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not tables:
             return []
@@ -440,7 +444,7 @@ class _Sweep:
         steps, columns = read_columns(tables[-1].parents[1], [self.metric])
         scores = columns[self.metric]
         pairs = zip(steps, scores, strict=True)
-        return [(int(step), float(score)) for step, score in pairs if math.isfinite(score)]
+        return [(int(step), float(score)) for step, score in pairs if not math.isnan(score)]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
