@@ -253,6 +253,12 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             "sweep.space: seed_everything is set by the sweep itself.",
         ),
         (["--seed_everything", "3"], 1, "A sweep takes no --seed_everything: set --sweep.seeds."),
+        (["--sweep.space", "{data.seed: [1, 2]}"], 1, "sweep.space: data.seed is set by the sweep"),
+        (
+            ["--data.seed", "7", "--sweep.seeds", "2"],
+            1,
+            "data.seed is 7 in the configuration: all 2",
+        ),
         (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: remove it"),
         (
             ["--sweep", "serch.yaml"],

@@ -65,7 +65,10 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """Seconds that trials may take to save after a signal, before they are killed."""
 
-OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
+OWN = (
+    *("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir", "ckpt_path"),
+    "config",
+)
 """Settings that the sweep sets; a space must not contain them."""
 
 MOST_TRIALS = 100_000
@@ -132,6 +135,14 @@ def _new(
     if settings.seeds is None:
         settings.seeds = [base["seed_everything"]]
     runner = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
+    assert isinstance(settings.seeds, list)
+    data_seed = base["data"].get("seed")
+    require(
+        data_seed is None or len(settings.seeds) == 1,
+        f"data.seed is {data_seed} in the configuration: all {len(settings.seeds)} seeds of the "
+        "sweep would share the random numbers of envs, samples and shuffling. Remove it "
+        "(--data.seed null): --sweep.seeds sets it.",
+    )
     runner.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
     runner.directory.mkdir(parents=True, exist_ok=True)
     write_atomically(runner.directory / BASE, lambda file: file.write(text.encode()))
