@@ -1,6 +1,7 @@
 """In place of `rl-cli fit`, what a sweep reads of a run: written in milliseconds. As a script, a sweep of such trials."""
 
 import json
+import math
 import os
 import signal
 import sys
@@ -16,7 +17,10 @@ STEP = 64
 
 
 def trial(arguments):
-    """Evaluate and save each 64 env steps; the score is gamma times them. A gamma above 1 is refused."""
+    """Evaluate and save each 64 env steps; the score is gamma times them. A gamma above 1 is refused.
+
+    One of 0 diverges after the first evaluation.
+    """
     options = dict(one[2:].split("=", 1) for one in arguments if "=" in one)
     rest = [one for one in arguments[1:] if "=" not in one]
     options |= {name[2:]: value for name, value in zip(rest[::2], rest[1::2], strict=True)}
@@ -42,7 +46,9 @@ def trial(arguments):
     while state["at"] < state["total"]:
         state["at"] += STEP
         with (last.parents[1] / "logs" / "metrics.csv").open("a") as file:
-            file.write(f"{state['at']},{state['at'] * state['gamma']}\n")
+            diverged = state["gamma"] == 0 and state["at"] > STEP
+            score = math.nan if diverged else state["at"] * state["gamma"]
+            file.write(f"{state['at']},{score}\n")
         beside = last.with_suffix(".part")
         beside.write_text(json.dumps(state))
         beside.replace(last)

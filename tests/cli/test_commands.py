@@ -26,6 +26,8 @@ from tests.helpers import (
     assert_same_run,
     last,
     load,
+    make_data,
+    make_ppo,
     newest,
     parsed_config,
     scalars,
@@ -206,6 +208,23 @@ def test_a_python_run_resumes_by_the_aliases_of_lightning(tmp_path):
     module, _, _ = train(tmp_path, data={"total_env_steps": 128}, ckpt_path="last")
     assert module.env_steps == 128
     assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 128
+
+
+def test_a_python_run_finds_the_checkpoints_that_the_command_line_finds():
+    """A directory, and the aliases of an earlier run; without one no untrained policy is used."""
+    data = make_data(total_env_steps=64, num_eval_episodes=1)
+    runner = rl.RLTrainer(accelerator="cpu", enable_progress_bar=False)
+    module = make_ppo(data)
+    for method in (runner.fit, runner.validate, runner.test, runner.check):
+        with refused(names=("last.ckpt", "outputs")):
+            method(module, datamodule=data, ckpt_path="last")
+    train("outputs/run_20260101_000000", data={"total_env_steps": 64})
+    for spec in ("last", "best", Path("outputs/run_20260101_000000")):
+        module = make_ppo(data)
+        runner.validate(module, datamodule=data, ckpt_path=spec)
+        assert module.policy.version > 0
+    runner.fit(module, datamodule=make_data(total_env_steps=128), ckpt_path="last")
+    assert module.env_steps == 128
 
 
 def shipped(*prefixes):

@@ -1,6 +1,7 @@
 """What a run writes down beside its checkpoints: curves, a table, hyperparameters."""
 
 import csv
+import math
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from lightning_rl import GRPO
 from lightning_rl.cli.app import run
 from tests.algorithms import Reinforce
-from tests.callbacks import at_iteration, fail
+from tests.callbacks import at_iteration, callback, fail
 from tests.helpers import SMALL_RUN, last, scalars, train
 from tests.variants import variant
 
@@ -70,6 +71,19 @@ def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
     assert len(table(tmp_path / "stub")) == 6, "the table is written whatever the logger"
     assert not list((tmp_path / "stub" / "logs").glob("events*"))
     assert "wandb" not in sys.modules
+
+
+def test_the_best_so_far_skips_an_evaluation_that_is_not_finite(tmp_path):
+    scores = iter([math.nan, 1.0, math.nan, 2.0])
+
+    def replace(trainer, module):
+        module.evaluation = module.evaluation | {"avg_reward": next(scores)}
+
+    settings = {"callbacks": [callback(on_validation_end=replace)]}
+    few = {"iterations_per_epoch": 1, "total_env_steps": 256}
+    train(tmp_path, data=few, trainer=settings)
+    best = [row.get("eval/avg_reward_best") for row in table(tmp_path)]
+    assert best == [None, 1.0, 1.0, 2.0]
 
 
 def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):

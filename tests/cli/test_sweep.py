@@ -253,6 +253,12 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             "sweep.space: seed_everything is set by the sweep itself.",
         ),
         (["--seed_everything", "3"], 1, "A sweep takes no --seed_everything: set --sweep.seeds."),
+        (["--sweep.space", "{data.seed: [1, 2]}"], 1, "sweep.space: data.seed is set by the sweep"),
+        (
+            ["--data.seed", "7", "--sweep.seeds", "2"],
+            1,
+            "data.seed is 7 in the configuration: all 2",
+        ),
         (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: remove it"),
         (
             ["--sweep", "serch.yaml"],
@@ -467,3 +473,15 @@ def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(fak
     assert max(first.intermediate_values) == 3200, "the last one counts for the pruner, too"
     run(["sweep", "--resume", str(directory)])
     assert_names(capfd.readouterr().out, "2 trials", "2 of them")
+
+
+def test_a_trial_that_diverged_has_no_score_of_an_earlier_evaluation(fakes, capfd):
+    options = ["--sweep.space", "{model.gamma: [0.5, 0.0]}", "--sweep.score", "best"]
+    options += ["--sweep.pruner", "NopPruner", "--data.total_env_steps", "256"]
+    with pytest.raises(SystemExit):
+        run(["sweep", *SMALL, *options])
+    assert outcomes() == ["finished", "failed"]
+    _, (first, second) = state()
+    assert (first.value, second.value) == (128.0, None)
+    assert list(second.intermediate_values.values()) == [0.0], "the pruner gets what is finite"
+    assert_names(capfd.readouterr().out, "diverged", "eval/avg_reward")

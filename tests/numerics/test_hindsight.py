@@ -23,10 +23,11 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.buffers import replay_buffer
+from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.rollout.contract import final_storage, map_tree, next_observations
 from tests.core.numerics.test_replay import ACTION, SlowReplay, Stream
-from tests.goal_envs import GoalProbe
+from tests.goal_envs import GoalProbe, Point
 from tests.helpers import train
 from tests.messages import refused
 from tests.variants import after, variant
@@ -167,6 +168,20 @@ def test_a_gymnasium_env_judges_goals_by_its_own_functions():
     )
     assert point(1, wrappers=[alone]).goals is not None
     env.close()
+
+
+def test_a_function_of_one_goal_judges_many_and_one_that_needs_infos_is_named():
+    """NumPy refuses the truth of an array of many goals."""
+    place = torch.tensor([[0.0, 0.0], [0.5, 0.5]])
+
+    def close(env, achieved, desired, info):
+        return 0.0 if abs(achieved[0] - desired[0]) < 0.1 and achieved[1] < 0.1 else -1.0
+
+    env = variant(Point, compute_reward=close)()
+    assert goal_function(env)(place, torch.zeros(2, 2))[0].tolist() == [0.0, -1.0]
+    weighted = variant(Point, compute_reward=lambda env, achieved, desired, info: info["weight"])()
+    with refused(names=("compute_reward", "KeyError", "'weight'", "info")):
+        goal_function(weighted)(place, place)
 
 
 def run(data=None, model=None, **settings):

@@ -3,12 +3,18 @@
 import json
 import sys
 import weakref
+from datetime import timedelta
 from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 
 from lightning_rl import AsyncCollector, GymnasiumEnv, check_env
 from lightning_rl.cli.app import _curable
@@ -101,7 +107,18 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
     _close(weakref.ref(env))  # at the exit of the process: it was reported
 
 
-@pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
-def test_a_finder_of_lightning_is_refused_by_name(finder, tmp_path):
-    with refused(names=("trainer.callbacks", finder.__name__, "rl-cli sweep")):
-        train(tmp_path, trainer={"callbacks": [finder()]})
+@pytest.mark.parametrize(
+    ("callback", "cure"),
+    [
+        (LearningRateFinder(), "rl-cli sweep"),
+        (BatchSizeFinder(), "rl-cli sweep"),
+        (OnExceptionCheckpoint("saved"), "ckpt_path"),
+        (
+            ModelCheckpoint(train_time_interval=timedelta(seconds=1)),
+            "trainer.checkpoint_every_n_iterations",
+        ),
+    ],
+)
+def test_a_callback_of_lightning_that_does_not_fit_is_refused_by_name(callback, cure, tmp_path):
+    with refused(names=("trainer.callbacks", type(callback).__name__, cure)):
+        train(tmp_path, trainer={"callbacks": [callback]})

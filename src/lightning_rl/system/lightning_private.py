@@ -5,7 +5,8 @@ import subprocess
 from traceback import walk_tb
 from typing import Any, Protocol
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import Strategy
 
@@ -21,6 +22,7 @@ OF_LIGHTNING = {
     "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": ("procs",),
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
     "lightning.pytorch.loggers.WandbLogger": ("_wandb_init",),
+    "lightning.pytorch.callbacks.ModelCheckpoint": ("_train_time_interval",),
     "lightning.pytorch.cli.LightningCLI": ("_parse_ckpt_path",),
     "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector": (
         *("resume_start", "restore_model", "restore_datamodule", "restore_callbacks"),
@@ -91,6 +93,11 @@ def omit_anonymous(logger: Logger) -> None:
     """Do not pass `anonymous=None` to `wandb.init`, which warns of it (0.31)."""
     if isinstance(logger, WandbLogger) and logger._wandb_init.get("anonymous") is None:
         logger._wandb_init.pop("anonymous", None)
+
+
+def saves_by_time(callback: Callback) -> bool:
+    """Return whether a callback saves at intervals of time: never, in manual optimization."""
+    return isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None
 
 
 class CommandLineAlone:

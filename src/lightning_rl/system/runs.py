@@ -14,9 +14,6 @@ from lightning_rl.system.files import check_still_there, expanded, gone, is_file
 from lightning_rl.system.process import before_forced_exit
 from lightning_rl.system.saved_runs import CHECKPOINTS
 
-LIGHTNINGS_ALIASES = ("last", "best", "hpc")
-"""Values of `ckpt_path` in Python with which Lightning searches the run directory."""
-
 LOCK = ".lock"
 """Lock file of the process that trains in a run directory."""
 
@@ -115,9 +112,7 @@ def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
     """Refuse a new run in a directory that has checkpoints of another run."""
     folder = run_dir / CHECKPOINTS
     names = sorted(path.name for path in folder.glob("*.ckpt"))
-    is_same_run = resumed in LIGHTNINGS_ALIASES or (
-        resumed is not None and Path(resumed).resolve().parent == folder.resolve()
-    )
+    is_same_run = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     require(
         is_same_run or not names,
         f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(names[:3])}. Resume it "

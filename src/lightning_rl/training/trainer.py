@@ -12,7 +12,12 @@ from typing import Any, Literal, cast
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -24,7 +29,7 @@ from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import expanded, gone, shown
-from lightning_rl.system.lightning_private import omit_anonymous, was_restoring
+from lightning_rl.system.lightning_private import omit_anonymous, saves_by_time, was_restoring
 from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
@@ -35,7 +40,7 @@ from lightning_rl.system.runs import (
     remove_refused,
     removed_if_refused,
 )
-from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint
+from lightning_rl.system.saved_runs import ALIASES, CHECKPOINTS, find_checkpoint
 from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks import (
     AtomicCheckpointIO,
@@ -167,7 +172,7 @@ class RLTrainer(Trainer, Configurable):
             replay.
         init_from: checkpoint (or run directory, `last` or `best`) whose policy initialises a new
             run; ignored by a resumed run.
-        enable_progress_bar: show progress.
+        enable_progress_bar: show progress, by a `ProgressBar` among the callbacks if there is one.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
         num_sanity_val_steps: evaluation batches before training.
         log_every_n_steps: iterations between two logged rows of metrics.
@@ -214,7 +219,7 @@ class RLTrainer(Trainer, Configurable):
         quieten_framework()
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
-        self.run_dir = _chosen_dir(run_dir, output_dir, exp_name)
+        self.run_dir, self._output_dir = _chosen_dir(run_dir, output_dir, exp_name), output_dir
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
@@ -272,7 +277,8 @@ class RLTrainer(Trainer, Configurable):
             self._recorder = function_at(HOOKS["film"])(self.run_dir, settings)
             callbacks.append(self._recorder)
         if progress:
-            callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
+            has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
+            callbacks += [*([] if has_bar else [EnvStepProgress(metrics)]), MemoryEstimate()]
         return callbacks
 
     def _later_checkpoints(
@@ -319,13 +325,18 @@ class RLTrainer(Trainer, Configurable):
     ) -> None:
         """Train, with exclusive use of the run directory; resume from `ckpt_path`.
 
+        `ckpt_path` is a checkpoint, a run directory, or `last` or `best` of this trainer's run, or
+        without one of the newest run in `output_dir`; also in `check`, `validate`, `test`, `play`.
+
         Raises:
-            ConfigurationError: if another process uses the run directory, if it holds another run,
-                or if settings contradict each other; a new run then leaves no directory.
+            ConfigurationError: if there is no such checkpoint, if another process uses the run
+                directory, if it holds another run, or if settings contradict each other; a new run
+                then leaves no directory.
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         self.stop_signal, user_limit = None, self.limit_val_batches
         # A second `fit` of this trainer continues in its own directory.
         if self.is_global_zero and self.global_step == 0:
@@ -352,6 +363,15 @@ class RLTrainer(Trainer, Configurable):
             finally:
                 # A signal, and a run without an env, turn its evaluations off.
                 self.limit_val_batches = user_limit
+
+    def _resolved(self, ckpt_path: str | Path | None) -> str | None:
+        # Lightning only warns where it finds no checkpoint, and goes on with the untrained policy.
+        if ckpt_path is None:
+            return None
+        alias = self.run_dir / CHECKPOINTS / f"{ckpt_path}.ckpt"
+        if ckpt_path in ALIASES and alias.is_file():
+            return str(alias)
+        return str(find_checkpoint(str(ckpt_path), self._output_dir))
 
     def _print_closing(self) -> None:
         """Print the paths of all outputs and the next commands, unless progress is not shown."""
@@ -382,7 +402,8 @@ class RLTrainer(Trainer, Configurable):
         check = function_at(HOOKS["check"])
         # The check is an extension: the core does not import it.
         try:
-            return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
+            path = self._resolved(ckpt_path)
+            return cast(list[Any], check(self, model, datamodule, path, seconds, json_file))
         finally:
             remove_refused(self.run_dir)
 
@@ -415,6 +436,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
                 model, dataloaders, ckpt_path, verbose, datamodule, weights_only
@@ -432,6 +454,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
         check_not_on_meta(self, model)
+        ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
@@ -528,6 +551,17 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
             "settings by rl-cli sweep.",
         )
+        require(
+            not isinstance(callback, OnExceptionCheckpoint),
+            "trainer.callbacks has OnExceptionCheckpoint: with it Lightning begins a new run with "
+            "the weights of an earlier one. Remove it: last.ckpt is written after each epoch; "
+            "resume with ckpt_path.",
+        )
+        require(
+            not saves_by_time(callback),
+            f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
+            "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
+        )
     return listed
 
 
@@ -605,6 +639,7 @@ def quieten_framework() -> None:
         ".*logging on epoch level in distributed setting.*",  # logged values are already equal
         ".*isinstance.treespec, LeafSpec.*",
         ".*in eval mode at the start of training.*",  # a policy always is
+        "Using ModelCheckpoint with manual optimization",  # the weights after the update are meant
     ):
         warnings.filterwarnings("ignore", message)
 

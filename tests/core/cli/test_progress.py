@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from rich.console import Console
 
 from lightning_rl.training.callbacks import progress as module
@@ -42,6 +42,16 @@ def test_the_last_lines_name_the_metric_of_the_best_checkpoint(tmp_path, capsys)
     train(tmp_path / "run", trainer=SHOWN | {"callbacks": [other]})
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Best:")]
     assert_names(line, "eval/avg_reward", "best.ckpt")
+
+
+def test_a_bar_and_a_checkpoint_of_lightning_do_what_they_say(tmp_path, recwarn):
+    """Its bar is the only one; its checkpoint saves, without a warning about its optimizer."""
+    bar, saved = TQDMProgressBar(), tmp_path / "own"
+    own = ModelCheckpoint(saved, "{step}", every_n_train_steps=3, save_top_k=-1)
+    _, _, trainer = train(tmp_path / "run", trainer=SHOWN | {"callbacks": [bar, own]})
+    assert trainer.progress_bar_callback is bar
+    assert sorted(path.name for path in saved.iterdir()) == ["step=3.ckpt", "step=6.ckpt"]
+    assert not [warning for warning in recwarn if "ModelCheckpoint" in str(warning.message)]
 
 
 def test_a_run_without_a_terminal_prints_a_line_after_a_silence(tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Store the trials of a sweep in Optuna's journal."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -220,7 +221,7 @@ class SweepJournal:
             reported = self.trials()[trial.number].intermediate_values
             for env_steps, score in curve:
                 # Optuna ignores a second report of a step, with a warning.
-                if env_steps not in reported:
+                if env_steps not in reported and math.isfinite(score):
                     trial.asked.report(score, env_steps)
             return bool(trial.asked.should_prune())
 

@@ -65,7 +65,10 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """Seconds that trials may take to save after a signal, before they are killed."""
 
-OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
+OWN = (
+    *("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir", "ckpt_path"),
+    "config",
+)
 """Settings that the sweep sets; a space must not contain them."""
 
 MOST_TRIALS = 100_000
@@ -132,6 +135,14 @@ def _new(
     if settings.seeds is None:
         settings.seeds = [base["seed_everything"]]
     runner = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
+    assert isinstance(settings.seeds, list)
+    data_seed = base["data"].get("seed")
+    require(
+        data_seed is None or len(settings.seeds) == 1,
+        f"data.seed is {data_seed} in the configuration: all {len(settings.seeds)} seeds of the "
+        "sweep would share the random numbers of envs, samples and shuffling. Remove it "
+        "(--data.seed null): --sweep.seeds sets it.",
+    )
     runner.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
     runner.directory.mkdir(parents=True, exist_ok=True)
     write_atomically(runner.directory / BASE, lambda file: file.write(text.encode()))
@@ -412,12 +423,15 @@ class _Sweep:
         ended_by = max(-code, code - 128)
         score, reason = None, ""
         if (code == 0 or pruned) and run is not None:
-            if curve:
-                scores = [evaluation for _, evaluation in curve]
-                best = max(scores) if self.mode == "max" else min(scores)
-                score = scores[-1] if self.settings.score == "last" else best
-            else:
+            scores = [evaluation for _, evaluation in curve if math.isfinite(evaluation)]
+            if not curve:
                 reason = f"it was not evaluated by {self.metric}"
+            elif not math.isfinite(curve[-1][1]):
+                reason = f"it diverged: {self.metric} of its last evaluation is not finite"
+            elif self.settings.score == "last":
+                score = scores[-1]
+            else:
+                score = max(scores) if self.mode == "max" else min(scores)
         elif ended_by in list(signal.Signals):
             reason = f"ended by {signal.Signals(ended_by).name}"
         else:
@@ -433,6 +447,7 @@ class _Sweep:
         tell(f"{self._title(trial)} {outcome}")
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
+        """Return env steps and score of each evaluation; inf for a score that is not finite."""
         tables = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not tables:
             return []
@@ -440,7 +455,7 @@ class _Sweep:
         steps, columns = read_columns(tables[-1].parents[1], [self.metric])
         scores = columns[self.metric]
         pairs = zip(steps, scores, strict=True)
-        return [(int(step), float(score)) for step, score in pairs if math.isfinite(score)]
+        return [(int(step), float(score)) for step, score in pairs if not math.isnan(score)]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

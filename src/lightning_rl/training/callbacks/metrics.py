@@ -1,5 +1,6 @@
 """Write all metrics to the loggers at each logging interval, over env steps."""
 
+import math
 import time
 from typing import Any, Literal, cast
 
@@ -77,8 +78,10 @@ class MetricsWriter(Callback):
         algorithm = algorithm_of(pl_module)
         values = logged_values(algorithm.evaluation)
         if (value := values.get(self.best_metric)) is not None:
-            self._best = value if self._best is None else self._better(self._best, value)
-            values[f"{self.best_metric}_best"] = self._best
+            if math.isfinite(value):  # NaN would stay the best
+                self._best = value if self._best is None else self._better(self._best, value)
+            if self._best is not None:
+                values[f"{self.best_metric}_best"] = self._best
         self._write(trainer, values, algorithm.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
