@@ -571,8 +571,8 @@ def test_what_a_teacher_does_by_pictures_is_cloned_by_an_encoder(tmp_path):
 
 
 def frozen(path, space):
-    """Return what makes an encoder with the weights that it saves."""
-    torch.save(SMALL(space).state_dict(), path)
+    """Return what makes an encoder with the weights that it saves: positive, so no unit is silent."""
+    torch.save({name: value.abs() for name, value in SMALL(space).state_dict().items()}, path)
     return partial(FrozenEncoder, encoder=SMALL, weights=str(path))
 
 
