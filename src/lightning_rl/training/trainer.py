@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -247,7 +247,7 @@ class RLTrainer(Trainer, Configurable):
                     plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
                     **kwargs,
                 )
-            check_strategy(self)
+            self._use_strategy()
 
     def _set_process_up(
         self, num_threads: int, flush_denormal: bool, machine: MachineSettings
@@ -258,6 +258,11 @@ class RLTrainer(Trainer, Configurable):
         torch.set_num_threads(num_threads)
         machine.apply()
         self.keeps_freed_memory = machine.keep_freed_memory and keep_freed_memory()
+
+    def _use_strategy(self) -> None:
+        check_strategy(self)
+        # Lightning reads it from the environment, also of a SLURM task that trains by itself.
+        cast(Any, rank_zero_only).rank = self.global_rank
 
     def _callbacks(
         self,
