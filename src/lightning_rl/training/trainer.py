@@ -84,6 +84,7 @@ NOISE = (
     "All distributed processes registered",
     "Initializing distributed",
     "Your model can run with static graph optimizations",
+    "SLURM auto-requeueing enabled",  # nothing is requeued: `GracefulStop` has the signal
 )
 """Beginnings or parts of Lightning's messages that are not about the run."""
 
@@ -602,9 +603,11 @@ def _readable() -> Iterator[None]:
         yield
     except ConfigurationError:
         raise
-    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+    except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+        cores = " For CPU cores for the envs, set --cpus-per-task and one task."
         raise ConfigurationError(
             f"Lightning's trainer cannot be made with these settings of trainer: {error}"
+            f"{cores if '--ntasks' in str(error) else ''}"
         ) from error
 
 
