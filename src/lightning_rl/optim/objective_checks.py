@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -56,11 +56,20 @@ def check_rates(name: str, groups: Iterable[dict[str, Any]]) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, rate: float) -> None:
-    """Refuse an optimizer whose settings would be ignored.
+    """Refuse an optimizer that cannot step here, or whose learning rate would be ignored.
 
     Raises:
-        ConfigurationError: for a learning rate other than `rate` and the default of its class.
+        ConfigurationError: for a step that needs a closure or sparse gradients, and a learning rate
+            other than `rate` and the default of its class.
     """
+    closure = signature(optimizer.step).parameters.get("closure")
+    needed = "a closure" if closure and closure.default is closure.empty else ""
+    needed = "sparse gradients" if isinstance(optimizer, SparseAdam) else needed
+    require(
+        not needed,
+        f"The optimizer {type(optimizer).__name__} needs {needed} in each step, which an update "
+        "does not have: set model.optimizer to another one, such as torch.optim.Adam.",
+    )
     parameter = signature(type(optimizer)).parameters.get("lr")
     default, lr = parameter and parameter.default, optimizer.defaults.get("lr")
     # A class without a default needs a value, whichever it is.

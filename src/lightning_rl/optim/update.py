@@ -310,8 +310,15 @@ class Objective:
         ]
 
     def new_optimizer(self) -> Optimizer:
-        """Make the optimizer, and check it."""
-        optimizer = self.make_optimizer(self.groups)
+        """Make the optimizer, and check it.
+
+        Raises:
+            ConfigurationError: if its class refuses a setting or a parameter, or it is unusable.
+        """
+        try:
+            optimizer = self.make_optimizer(self.groups)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"model.optimizer cannot be made: {error}") from error
         checks.check_optimizer(optimizer, self.schedule.initial)
         return optimizer
 

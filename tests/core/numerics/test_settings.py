@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from torch.optim import AdamW
+from torch.optim import LBFGS, AdamW, Muon, SparseAdam
 
 from lightning_rl import DQN, GRPO, PPO, SAC, TD3, DiscreteSAC
 from tests.helpers import make_data, make_ppo
@@ -88,3 +88,17 @@ def test_a_learning_rate_that_the_schedule_would_overwrite_is_refused():
 
     with refused(names=("lr=1e-06", "model.learning_rate", "lr_scale")):
         make_ppo(data, algorithm=after(PPO, configure_objectives=grouped)).configure_optimizers()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "names"),
+    [
+        (LBFGS, ("LBFGS", "closure", "model.optimizer", "torch.optim.Adam")),
+        (SparseAdam, ("SparseAdam", "sparse gradients", "model.optimizer", "torch.optim.Adam")),
+        (Muon, ("model.optimizer", "Muon", "2D")),
+        (partial(AdamW, eps=-1.0), ("model.optimizer", "epsilon", "-1.0")),
+    ],
+)
+def test_an_optimizer_that_cannot_step_here_is_refused_before_a_run(optimizer, names):
+    with refused(names=names):
+        make_ppo(make_data(), optimizer=optimizer).configure_optimizers()
