@@ -88,6 +88,10 @@ def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, 
     assert current_table() is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     write_table(names)  # a directory that cannot be written costs the table, not the run
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "~")  # no home, as for a user id without a name in a container
+    write_table(names)
+    assert current_table() is None
 
 
 def test_own_classes_are_left_to_the_full_check(tmp_path):

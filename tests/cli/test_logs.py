@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 from tensorboard import context
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -71,6 +72,16 @@ def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
     assert len(table(tmp_path / "stub")) == 6, "the table is written whatever the logger"
     assert not list((tmp_path / "stub" / "logs").glob("events*"))
     assert "wandb" not in sys.modules
+
+
+def test_a_run_of_one_process_writes_its_logs_whatever_rank_the_environment_names(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # as Lightning does by SLURM_PROCID, on import
+    train(tmp_path, data={"total_env_steps": 64})
+    assert rank_zero_only.rank == 0
+    assert [row["env_steps"] for row in table(tmp_path)] == [64]
+    assert scalars(tmp_path)
 
 
 def test_the_best_so_far_skips_an_evaluation_that_is_not_finite(tmp_path):

@@ -117,7 +117,7 @@ def test_an_algorithm_of_the_users_own_needs_trust():
 
 def test_what_no_configuration_holds_is_named_and_can_be_given():
     def optimizer(parameters):
-        return torch.optim.SGD(parameters, lr=0.1)
+        return torch.optim.SGD(parameters)
 
     local, data = variant(ActorCritic, "Local"), make_data(**BUDGET)
     make = partial(local, data.observation_space, data.action_space)

@@ -387,7 +387,8 @@ def test_the_table_has_each_class_that_a_run_may_name():
     optimizers = {
         f"torch.optim.{one.__name__}" for one in classes_of(Optimizer, ["torch.optim"]).values()
     }
-    assert optimizers == CLASSES["optimizer"].names
+    unusable = {"torch.optim.LBFGS", "torch.optim.SparseAdam"}
+    assert optimizers - unusable == CLASSES["optimizer"].names
 
 
 def test_each_argument_that_takes_such_a_class_is_a_key_of_the_table():

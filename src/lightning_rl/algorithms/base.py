@@ -204,7 +204,8 @@ class Algorithm(LightningModule, ABC, Configurable):
             modules: modules to train. Default: the policy, unless `groups` is given.
             name: name of the objective, if there are several; empty for the main one.
             prepare: prepares a whole minibatch [B] before the loss, without gradients.
-            groups: parameter groups of the optimizer.
+            groups: parameter groups of the optimizer; a group may have `lr_scale`, a factor of the
+                learning rate.
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
@@ -347,7 +348,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)
         check_whole_minibatches(objectives)
-        optimizers = [loss.make_optimizer(loss.groups) for loss in self.objectives.values()]
+        optimizers = [loss.new_optimizer() for loss in objectives]
         for optimizer in optimizers:
             optimizer.register_load_state_dict_pre_hook(check_optimizer_state)
             optimizer.register_load_state_dict_pre_hook(with_own_settings)

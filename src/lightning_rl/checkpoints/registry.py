@@ -55,10 +55,7 @@ _ROBOT_TERMS = (
     "last_action push random_command random_load random_pose roll_and_pitch tilt torso_height "
     "torso_velocity tracking turn_rate velocity_error yaw_error"
 )
-_OPTIMIZERS = (
-    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
-    "SparseAdam"
-)
+_OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD"
 _WRAPPERS = (
     "AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward "
     "DelayObservation DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation "

@@ -53,8 +53,8 @@ class Table(NamedTuple):
 
 def current_table() -> Table | None:
     """Return the table, or None if it does not exist or describes another state of the package."""
-    # A damaged table counts as none; a TypeError means other fields.
-    with suppress(OSError, ValueError, TypeError):
+    # A damaged table counts as none; a TypeError means other fields, a RuntimeError no home.
+    with suppress(OSError, ValueError, TypeError, RuntimeError):
         table = Table(**json.loads(_file().read_text(encoding="utf-8")))
         if table.key == _state():
             return table
@@ -68,9 +68,9 @@ def page_key(arguments: Sequence[str]) -> str:
 
 
 def write_table(content: dict[str, Any]) -> None:
-    """Write the table, unless the cache directory cannot be written."""
+    """Write the table, unless the cache directory cannot be written, or there is no home."""
     text = json.dumps({**content, "key": _state()})
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         write_atomically(_file(), lambda file: file.write(text.encode()))
 
 

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer, SparseAdam
 
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -35,6 +37,46 @@ def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -
         f"The objective{_called(name)} of {kind} has {len(strangers)} parameters that {kind} does "
         "not hold: no checkpoint would contain them, and their gradients would not be cleared or "
         "clipped. Make them attributes of the module: nn.Parameter, nn.Module or nn.ModuleList.",
+    )
+
+
+def check_rates(name: str, groups: Iterable[dict[str, Any]]) -> None:
+    """Refuse a learning rate of a parameter group, which the schedule would overwrite.
+
+    Raises:
+        ConfigurationError: if a group has `lr`.
+    """
+    rates = [group["lr"] for group in groups if "lr" in group]
+    require(
+        not rates,
+        f"A parameter group of the objective{_called(name)} sets lr={rates and rates[0]}, which "
+        "the schedule of model.learning_rate overwrites. Set lr_scale instead, a factor of "
+        "model.learning_rate.",
+    )
+
+
+def check_optimizer(optimizer: Optimizer, rate: float) -> None:
+    """Refuse an optimizer that cannot step here, or whose learning rate would be ignored.
+
+    Raises:
+        ConfigurationError: for a step that needs a closure or sparse gradients, and a learning rate
+            other than `rate` and the default of its class.
+    """
+    closure = signature(optimizer.step).parameters.get("closure")
+    needed = "a closure" if closure and closure.default is closure.empty else ""
+    needed = "sparse gradients" if isinstance(optimizer, SparseAdam) else needed
+    require(
+        not needed,
+        f"The optimizer {type(optimizer).__name__} needs {needed} in each step, which an update "
+        "does not have: set model.optimizer to another one, such as torch.optim.Adam.",
+    )
+    parameter = signature(type(optimizer)).parameters.get("lr")
+    default, lr = parameter and parameter.default, optimizer.defaults.get("lr")
+    # A class without a default needs a value, whichever it is.
+    require(
+        not isinstance(default, int | float) or lr in (default, rate),
+        f"The optimizer {type(optimizer).__name__} sets lr={lr}, which the schedule of "
+        f"model.learning_rate ({rate}) overwrites. Set model.learning_rate instead.",
     )
 
 

@@ -274,7 +274,7 @@ class Objective:
         loss: the loss to minimize.
         prepare: prepares a whole minibatch [B] without gradients, such as normalizing; not called
             with several processes.
-        groups: parameter groups of the optimizer; a group may have `lr_scale`.
+        groups: parameter groups of the optimizer; a group may have `lr_scale`, but no `lr`.
         max_grad_norm: bound on the norm of the whole gradient; infinity for none.
         schedule: sets the learning rate.
         make_optimizer: makes the optimizer.
@@ -299,6 +299,8 @@ class Objective:
         self.statistics = UpdateStatistics(self.max_nonfinite_steps)
         self.groups = checks.with_lists(self.groups)
         checks.check_owned(self.name, self.owner, self.groups)
+        # Here, because an optimizer adds its rate to the groups that it gets.
+        checks.check_rates(self.name, self.groups)
         trained = {id(parameter) for group in self.groups for parameter in group["params"]}
         # Use the owner's order, which is the same on all ranks.
         self.parameters = [
@@ -306,6 +308,19 @@ class Objective:
             for parameter in self.owner.parameters()
             if id(parameter) in trained and parameter.requires_grad
         ]
+
+    def new_optimizer(self) -> Optimizer:
+        """Make the optimizer, and check it.
+
+        Raises:
+            ConfigurationError: if its class refuses a setting or a parameter, or it is unusable.
+        """
+        try:
+            optimizer = self.make_optimizer(self.groups)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"model.optimizer cannot be made: {error}") from error
+        checks.check_optimizer(optimizer, self.schedule.initial)
+        return optimizer
 
     def label(self, scalar: str) -> str:
         """Return the log name of a scalar that every objective has."""

@@ -44,8 +44,18 @@ DEEPEST = 100
 
 
 def expanded(path: str | Path) -> Path:
-    """Expand `~` in a user's path; every path passes here once."""
-    return Path(path).expanduser()
+    """Expand `~` in a user's path; every path passes here once.
+
+    Raises:
+        ConfigurationError: if the home directory is unknown.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"The home directory in {path} is unknown: write the whole path instead of ~, or set "
+            "the environment variable HOME."
+        ) from error
 
 
 def shown(path: Path) -> Path:

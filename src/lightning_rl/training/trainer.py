@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -84,6 +84,7 @@ NOISE = (
     "All distributed processes registered",
     "Initializing distributed",
     "Your model can run with static graph optimizations",
+    "SLURM auto-requeueing enabled",  # nothing is requeued: `GracefulStop` has the signal
 )
 """Beginnings or parts of Lightning's messages that are not about the run."""
 
@@ -247,7 +248,7 @@ class RLTrainer(Trainer, Configurable):
                     plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
                     **kwargs,
                 )
-            check_strategy(self)
+            self._use_strategy()
 
     def _set_process_up(
         self, num_threads: int, flush_denormal: bool, machine: MachineSettings
@@ -258,6 +259,11 @@ class RLTrainer(Trainer, Configurable):
         torch.set_num_threads(num_threads)
         machine.apply()
         self.keeps_freed_memory = machine.keep_freed_memory and keep_freed_memory()
+
+    def _use_strategy(self) -> None:
+        check_strategy(self)
+        # Lightning reads it from the environment, also of a SLURM task that trains by itself.
+        cast(Any, rank_zero_only).rank = self.global_rank
 
     def _callbacks(
         self,
@@ -597,9 +603,11 @@ def _readable() -> Iterator[None]:
         yield
     except ConfigurationError:
         raise
-    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+    except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+        cores = " For CPU cores for the envs, set --cpus-per-task and one task."
         raise ConfigurationError(
             f"Lightning's trainer cannot be made with these settings of trainer: {error}"
+            f"{cores if '--ntasks' in str(error) else ''}"
         ) from error
 
 

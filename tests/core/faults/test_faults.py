@@ -29,6 +29,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
+from lightning_rl.training.trainer import _is_news
 from tests.callbacks import at_iteration, callback, signal_at
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
@@ -415,6 +416,21 @@ def test_a_signal_before_training_is_told_to_who_ends_the_process():
         with pytest.raises(KeyboardInterrupt), interrupted_by_signals() as of_fit:
             signal.raise_signal(signal.SIGTERM)
         assert of_command == of_fit == [signal.SIGTERM]
+
+
+def test_tasks_that_slurm_starts_for_cores_are_one_message_with_the_cure(
+    tmp_path, monkeypatch, caplog
+):
+    slurm = {"JOB_NAME": "train", "JOB_ID": "7", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    with refused(names=("--ntasks=4", "--ntasks-per-node=4", "--cpus-per-task")):
+        train(tmp_path / "run")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    train(tmp_path / "run", data={"total_env_steps": 64})
+    said = [record for record in caplog.records if "auto-requeueing" in record.getMessage()]
+    assert [_is_news(record) for record in said] == [False]
 
 
 def test_a_block_of_another_thread_may_end_first():

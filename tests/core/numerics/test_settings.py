@@ -1,10 +1,14 @@
 """Settings of algorithms: each bound is refused from its far side, and allowed on its near one."""
 
+from functools import partial
+
 import pytest
+from torch.optim import LBFGS, AdamW, Muon, SparseAdam
 
 from lightning_rl import DQN, GRPO, PPO, SAC, TD3, DiscreteSAC
 from tests.helpers import make_data, make_ppo
 from tests.messages import refused
+from tests.variants import after
 
 POSITIVE = ((0.0, 0.01),)
 COUNT = ((0, 1),)
@@ -67,3 +71,34 @@ def test_a_setting_keeps_its_range(algorithm, setting):
         with refused(names=(setting, outside)):
             make_ppo(data, algorithm=algorithm, **{setting: outside})
         make_ppo(data, algorithm=algorithm, **{setting: inside})
+
+
+def test_a_learning_rate_that_the_schedule_would_overwrite_is_refused():
+    data, rate = make_data(), {"learning_rate": 2e-3}
+    for optimizer in (AdamW, partial(AdamW, lr=2e-3)):
+        module = make_ppo(data, optimizer=optimizer, **rate)
+        for _ in range(2):  # a second `fit`
+            assert len(module.configure_optimizers()) == 1
+    with refused(names=("AdamW", "lr=1e-06", "model.learning_rate", "0.002")):
+        make_ppo(data, optimizer=partial(AdamW, lr=1e-6), **rate).configure_optimizers()
+
+    def grouped(module, objectives):
+        groups = [{"params": module.policy.parameters(), "lr": 1e-6}]
+        return [module.objective(module.loss, prepare=module.prepare, groups=groups)]
+
+    with refused(names=("lr=1e-06", "model.learning_rate", "lr_scale")):
+        make_ppo(data, algorithm=after(PPO, configure_objectives=grouped)).configure_optimizers()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "names"),
+    [
+        (LBFGS, ("LBFGS", "closure", "model.optimizer", "torch.optim.Adam")),
+        (SparseAdam, ("SparseAdam", "sparse gradients", "model.optimizer", "torch.optim.Adam")),
+        (Muon, ("model.optimizer", "Muon", "2D")),
+        (partial(AdamW, eps=-1.0), ("model.optimizer", "epsilon", "-1.0")),
+    ],
+)
+def test_an_optimizer_that_cannot_step_here_is_refused_before_a_run(optimizer, names):
+    with refused(names=names):
+        make_ppo(make_data(), optimizer=optimizer).configure_optimizers()

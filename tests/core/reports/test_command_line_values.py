@@ -201,3 +201,5 @@ def test_a_file_in_another_encoding_is_named(tmp_path):
 def test_a_path_in_the_home_directory_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", os.sep + "somewhere")
     assert str(expanded("~/runs")) == os.path.join(os.sep, "somewhere", "runs")
+    with refused(names=("~nosuchuser/runs", "HOME")):
+        expanded("~nosuchuser/runs")

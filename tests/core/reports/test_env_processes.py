@@ -140,6 +140,16 @@ def test_a_killed_worker_whose_env_has_a_process_is_noticed():
     env.close()
 
 
+def test_a_signal_to_all_processes_of_a_job_leaves_the_workers_to_the_learner():
+    env = in_workers(begin="program")(2)
+    env.reset(seed=1)
+    for number in STOPS:
+        for process in env._env.processes:
+            os.kill(process.pid, number)
+    env._env.step(np.zeros(2, int))
+    env.close()
+
+
 @pytest.fixture
 def handled():
     restore = handle_signals(STOPS, lambda *_: None)

@@ -176,7 +176,7 @@ def test_the_state_of_an_optimizer_is_taken_or_refused():
 
 def test_a_resumed_run_has_the_optimizer_settings_of_its_own(tmp_path):
     first = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.0, betas=(0.8, 0.9))}
-    second = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.5, lr=0.0)}
+    second = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.5)}
     train(tmp_path, data={"total_env_steps": 64}, model=first)
     before = load(last(tmp_path))["optimizer_states"][0]
     module, _, _ = train(tmp_path, data=LONGER, model=second, ckpt_path=last(tmp_path))

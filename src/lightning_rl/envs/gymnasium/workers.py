@@ -23,7 +23,7 @@ from lightning_rl.envs.gymnasium.replay import seed_globals
 from lightning_rl.envs.hanging import waiting_for
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.system.process import exit_of_env
-from lightning_rl.system.signals import handle_signals
+from lightning_rl.system.signals import STOPS, handle_signals
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
 """Private members of `AsyncVectorEnv`, next to `_async_worker`. Tested with gymnasium 1.4."""
@@ -227,7 +227,7 @@ def _work(
     os.setpgid(0, 0)  # `kill` ends the group, with what the env has started
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # Only the learner stops workers, not a signal to all processes of a job.
-    handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda *_: None)
+    handle_signals(STOPS, lambda *_: None)
     # A process that the env forks would keep the pipe open after the end of this one.
     os.register_at_fork(after_in_child=pipe.close)
     seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators

@@ -64,7 +64,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
         stopped.append(number)
         process.terminate()
 
-    handle_signals((signal.SIGINT, signal.SIGTERM), stop)
+    handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), stop)
     assert process.stdout is not None
     joined, output = False, ""
     for line in process.stdout:

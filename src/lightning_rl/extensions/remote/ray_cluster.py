@@ -21,6 +21,7 @@ from typing import Any
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded
 
 CONNECT_SECONDS = 5.0
 """Timeout of a connection to the head of a cluster, in seconds."""
@@ -204,7 +205,7 @@ def hide_token() -> None:
 
 def _token_path() -> Path:
     setting = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(setting) if setting else Path.home() / ".ray" / "auth_token"
+    return Path(setting) if setting else expanded("~/.ray/auth_token")
 
 
 def check_answers(address: str) -> None:

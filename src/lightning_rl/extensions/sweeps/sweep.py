@@ -468,7 +468,8 @@ class _Sweep:
             name = signal.Signals(number).name
             tell_from_handler(f"{name}: the running trials save and stop{hint}")
 
-        restore = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
+        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+        restore = handle_signals(stops, handle)
         try:
             yield
         finally:
