@@ -168,6 +168,23 @@ def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
     torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
 
 
+@pytest.mark.parametrize(("first", "then"), [(True, True), (True, False), (False, True)])
+def test_the_scale_of_rewards_comes_with_the_critic_that_is_in_its_units(
+    first, then, tmp_path, caplog
+):
+    logging.getLogger("lightning.pytorch").propagate = True
+    before, *_ = train(tmp_path / "a", data=SHORT, model={"normalize_reward": first})
+    settings = {"model": {"normalize_reward": then}, "trainer": {"init_from": str(tmp_path / "a")}}
+    with caplog.at_level(logging.INFO):
+        after, *_ = train(tmp_path / "b", data=SHORT, **settings)
+    assert ("scale of rewards" in caplog.text) == (first != then)
+    if first == then:
+        counts = [float(module.reward_normalizer.count) for module in (before, after)]
+        assert counts[1] == 2 * counts[0], "the rewards of both runs"
+    else:
+        assert_names(caplog.text, "model.normalize_reward")
+
+
 class Named(ActorOnly):
     """A user's own policy, whose critic has a name of its own."""
 

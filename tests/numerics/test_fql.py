@@ -24,6 +24,7 @@ from lightning_rl import (
     ValueAtoms,
     read_episodes,
 )
+from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.replays import read_replay
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system import ranks
@@ -44,6 +45,7 @@ from tests.messages import refused
 from tests.numerics.test_iql import asks, mixed, run_on, with_unknown_ends  # noqa: F401  # a fixture
 from tests.q_references import backward, flat, forward
 from tests.references import numeric_gradient
+from tests.variants import before
 
 CHUNK, STEPS, ROWS, GAMMA, ALPHA = 2, 4, 12, 0.9, 3.0
 NUMBERS = CHUNK * 2
@@ -218,6 +220,25 @@ def test_a_chunk_is_executed_before_another_one_is_chosen():
             torch.testing.assert_close(actions[step][row], chunks[begun][row, step - first])
     assert policy.is_recurrent
     assert torch.equal(*(policy.get_action(TensorDict({"observation": torch.ones(1, 3), **policy.first_state(1)}, [1]), deterministic=True)["action"] for _ in range(2)))  # fmt: skip
+
+
+def test_an_intervention_ends_a_chunk_in_training_and_where_it_plays_but_no_memory(tmp_path):
+    seen = []
+    look = before(FQL, training_step=lambda module, rollout, index: seen.append(rollout.clone()))
+    data = {"num_envs": 1, "buffer_size": 6, "total_env_steps": 12, "replay": ReplayBuffer}
+    model = {"algorithm": look, "random_env_steps": 0, "batch_size": 2}
+    module, *_ = train(tmp_path, env=helped_arm, data=data, model=model, policy={"chunk_size": 6})
+    helped = seen[0]["intervened"][0, :-1].tolist()
+    assert helped == [False, False, True, False, False, True]
+    assert seen[0]["state"][0, :, -1].tolist() == [0, 5, 4, 0, 5, 4, 0]
+    for is_plan in (True, False):
+        policy, before_step, counts = module.policy, iter([False, *helped]), []
+        policy.state_is_plan = is_plan
+        actor = ChunkActor(policy, 1, None, is_outdated=lambda steps=before_step: next(steps))
+        for _ in range(6):
+            actor(torch.rand(1, 4), torch.ones(1, dtype=torch.bool))
+            counts.append(int(actor._actor._state["state"][0, -1]))
+        assert counts == ([5, 4, 3, 5, 4, 3] if is_plan else [5, 4, 3, 2, 1, 0])
 
 
 def chunk_by_definition(steps, first, size):

@@ -18,6 +18,8 @@ from lightning_rl import (
     MixedReplay,
     ReplayBuffer,
 )
+from lightning_rl.extensions.datasets import mixed_replay
+from lightning_rl.extensions.datasets.mixed_replay import steps_of
 from tests.arms import helped_arm
 from tests.core.numerics.test_replay import (
     ACTION,
@@ -269,6 +271,27 @@ def test_another_runs_replay_is_what_it_begins_with(tmp_path):
         rows_of.append({row.numpy().tobytes() for row in rows})
     assert rows_of[0] == rows_of[1]
     assert len(rows_of[0]) == 60
+
+
+@pytest.mark.parametrize("room", [20, 6])  # the last 6 steps hold two of the three interventions
+def test_of_another_mixed_replay_it_takes_both_parts_and_no_intervention_twice(
+    room, tmp_path, monkeypatch
+):
+    first = mixed(SCALAR, 1, capacity=room)
+    first._put(steps_of(taken_over([60.0, 61.0, 62.0], [], terminated=[1]), 0, 0, 2))
+    for begin, helped in ((1.0, [0]), (11.0, [1, 2])):
+        first.extend(taken_over([begin + step for step in range(5)], helped, terminated=[3]))
+    state = {"RLDataModule": {"replays": [first.state_dict(tmp_path / "replay")]}}
+    monkeypatch.setattr(mixed_replay, "read_checkpoint", lambda path: state)
+    (tmp_path / "a.ckpt").touch()
+    demonstrations = str(tmp_path / "a.ckpt")
+    second = mixed(SCALAR, 1, demonstrations=demonstrations, online_ratio=0.0)
+    second._read_demonstrations()
+    begun = [60.0, 61.0] + [1.0 + step for step in range(4)] + [11.0 + step for step in range(4)]
+    stored = second.offline.ring.by_slot["observation",][second.offline.ring.stored_slots(), 0]
+    assert sorted(stored.tolist()) == sorted(begun if room == 20 else {*begun} - {2.0})
+    with refused(names=("data.replay.offline.capacity", len(begun) - 1)):
+        mixed(SCALAR, 1, demonstrations=demonstrations, offline=len(begun) - 1)
 
 
 def test_a_checkpoint_without_a_replay_is_refused(tmp_path):

@@ -364,6 +364,14 @@ def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
     assert_names(capsys.readouterr().err, "returns")
+    writer = EpisodeWriter(path, FLAT, Discrete(2), 10, pictures="png")
+    for t in range(9):
+        writer.add(np.zeros(3, np.float32), 0, 0.0, t == 8, False)
+    writer.end_episode(np.zeros(3, np.float32), False)
+    writer.finalise()
+    with pytest.raises(SystemExit):
+        run(["label", path, "--value", str(tmp_path / "run")])
+    assert_names(capsys.readouterr().err, "6 steps", 9, path, "fit the value")
 
 
 CONFIG = """

@@ -1,5 +1,7 @@
 """Tasks within an episode, labels of joined datasets: lerobot-dataset-visualizer 62, lerobot 1158."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,33 @@ def test_an_episode_of_several_tasks_is_judged_by_episodes_of_the_same(tmp_path)
     returns = [one.extra["return"].tolist() for one in read_episodes(tmp_path)]
     np.testing.assert_allclose(returns[0], [-3 / 7, -2 / 7, -1 / 7, 0], rtol=1e-6)
     np.testing.assert_allclose(returns[1], [-2 / 5, -1 / 5, 0], rtol=1e-6)  # the longest has 3
+
+
+def test_who_only_passes_the_goal_has_failed_as_where_it_plays_and_a_warning_says_so(tmp_path):
+    success = np.array([0, 1, 1, 0, 0, 0, 1], bool)
+    make(tmp_path / "lerobot", columns=numbers(7, **{"next.success": success}))
+    dataset = read_episodes(tmp_path / "lerobot")
+    with refused(UserWarning, names=(tmp_path / "lerobot", "1 of 2", "rl-cli label --success")):
+        assert [one.success for one in dataset] == [False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [one.success for one in dataset] == [False, True], "one warning is enough"
+    assert dataset.successes() == [False, True]
+    pytest.importorskip("minari", reason="needs the extra data")
+    write_minari(tmp_path / "minari", dataset, STATE, ACTION)
+    dataset = read_episodes(tmp_path / "minari")
+    read = dataset._storage.get_episodes
+
+    def passing(numbers):
+        parts = [dict(part) for part in read(numbers)]
+        for part in parts:
+            part["infos"] = part["infos"] | {"success": np.roll(part["infos"]["success"], -1)}
+        return parts
+
+    dataset._storage.get_episodes = passing
+    assert dataset.successes() == [False, False]
+    with refused(UserWarning, names=(tmp_path / "minari", "1 of 2")):
+        assert [one.success for one in dataset] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class ActingPolicy(Protocol):
 
     version: Tensor
     autocast_dtype: torch.dtype | None
+    state_is_plan: bool
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -60,7 +61,9 @@ class StepwiseActor(RolloutActor):
         # Views of the storage, made once: to index a TensorDict at each step is slow.
         self._steps = [step.select("observation", *fields) for step in steps]
         self._slots = [[step.get(key) for key in self._fields] for step in steps]
-        state = ("state", "terminated", "truncated") if "state" in fields else ()
+        state = ["state", "terminated", "truncated"] if "state" in fields else []
+        if policy.state_is_plan and "intervened" in rollout.keys():
+            state.append("intervened")  # the person's actions were not planned
         self._states = [[step.get(key) for key in state] for step in steps]
         self._generator: torch.Generator | None = None
         self._precision = autocast(policy.version.device, policy.autocast_dtype)
@@ -110,9 +113,9 @@ class StepwiseActor(RolloutActor):
 
     def _forget_ended(self, t: int) -> None:
         if self._states[t]:
-            _, terminated, truncated = self._states[t - 1]
+            _, *ends = self._states[t - 1]
             state = self._states[t][0]
-            done = terminated | truncated
+            done = torch.stack(ends).any(0)
             # [N, 1, ...]: `masked_fill_` broadcasts from the right.
             state.masked_fill_(done.view(-1, *[1] * (state.dim() - 1)), 0)
 

@@ -53,6 +53,7 @@ class Policy(nn.Module, ABC, Configurable):
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
+        state_is_plan: whether `state` is a plan of actions, which an intervention ends.
         takes_guidance: whether `forward` and `evaluate_actions` read `ABSENT` and `GUIDANCE`.
         counts_executed: whether `evaluate_actions` masks the log-prob [B] of a chunk by `executed`
             [B, K]. Losses mask log-probs per part.
@@ -76,6 +77,7 @@ class Policy(nn.Module, ABC, Configurable):
     has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
+    state_is_plan: bool = False
     takes_guidance: bool = False
     counts_executed: bool = False
     masks_actions: bool = False

@@ -37,6 +37,7 @@ class PolicyWrapper(Policy):
     evaluates_sequences = _of_inner("evaluates_sequences")
     is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
+    state_is_plan = _of_inner("state_is_plan")
     takes_guidance = _of_inner("takes_guidance")
     counts_executed = _of_inner("counts_executed")
     ignore_keys = _of_inner("ignore_keys")

@@ -33,7 +33,8 @@ a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
 `continues` is true if the first step continues the learner's last rollout, and false after a reset
 or a dropped rollout.
 
-`state` is zero at the beginning of an episode, otherwise the policy's last `next_state`.
+`state` is zero at the beginning of an episode (a plan: also after an intervention), otherwise the
+policy's last `next_state`.
 `executed_action` is `action` (clipped, if the env clips), unless the env reports another action.
 
 True final observations are separate rows, one per ended episode, in `FinalObservations`. All slices

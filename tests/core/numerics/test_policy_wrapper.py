@@ -27,7 +27,14 @@ says; and what is passed on under other names."""
 MEMBERS = (set(dir(Policy)) - set(dir(nn.Module)) - ITS_OWN) | {"forward"}
 METHODS = sorted(n for n in MEMBERS if n[0] != "_" and inspect.isfunction(getattr(Policy, n)))
 
-ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
+ATTRIBUTES = (
+    "joint_ratio",
+    "state_is_plan",
+    "has_critic",
+    "micro_batch_size",
+    "autocast_dtype",
+    "version",
+)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -22,8 +22,8 @@ class FlowActorCritic(QActorCritic):
     The flow moves noise to actions in Euler steps; time runs from 1 to 0. For `FQL` a one-step
     actor acts, a perceptron of features and noise. For `QC` the best of n samples of the flow acts,
     by the critics. The policy acts step by step: its state holds the rest of a chunk, which it
-    executes before it chooses another one. Deterministic acting takes noise of 0, and for several
-    samples noise of a fixed seed. The log-prob is unknown.
+    executes before it chooses another one, unless a person intervenes. Deterministic acting takes
+    noise of 0, and for several samples noise of a fixed seed. The log-prob is unknown.
 
     Args:
         observation_space: see `PerceptronPolicy`.
@@ -84,6 +84,7 @@ class FlowActorCritic(QActorCritic):
         )
         self.chunk_size, self.flow_steps, self.num_samples = chunk_size, flow_steps, num_samples
         self.q_reduction, self.action_shape = q_reduction, single.shape
+        self.state_is_plan = chunk_size > 1
         self._add_networks(hidden_sizes, kwargs.get("actor_normalization", "none"))
         self.noise_size = (num_samples or 1) * units.size
         # One drawn noise would be the same quantile of the actions everywhere: always too far left.

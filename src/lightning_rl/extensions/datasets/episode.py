@@ -256,6 +256,8 @@ class Episodes(Sequence[Episode]):
     columns: Mapping[str, str] = {}
     first_action: np.ndarray = np.asarray(0)
     encode: Callable[[Any], Any] | None = None
+    _passed: frozenset[str] = frozenset()  # names of the episodes that lost their success again
+    _told = 0  # how many of them a warning has counted
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -300,6 +302,13 @@ class Episodes(Sequence[Episode]):
                     episode.observation = self.encode(episode.observation)
                 yield episode
         finally:
+            if len(self._passed) > self._told:
+                self._told = len(self._passed)
+                rank_zero_warn(
+                    f"Of the dataset at {self.path}, {len(self._passed)} of {len(self)} episodes "
+                    "succeeded at a step, but not at the last one: they count as failures. To "
+                    "count them as successes: rl-cli label --success <numbers>."
+                )
             if clipped:
                 rank_zero_warn(
                     f"{clipped:,} of {steps:,} actions of the dataset at {self.path} lie outside "
@@ -326,6 +335,12 @@ class Episodes(Sequence[Episode]):
     def successes(self) -> list[bool | None]:
         """Return the success of each episode; None if unknown."""
         return [self.read(index).success for index in range(len(self))]
+
+    def _success_of(self, flags: np.ndarray, name: str) -> bool:
+        """Return the success [L] of an episode: that of its last step, as in evaluations."""
+        if flags.any() and not flags[-1]:
+            self._passed |= {name}
+        return bool(flags[-1])
 
     def _with_steps(self, lengths: Sequence[int]) -> list[int]:
         # Refuse an empty dataset here, for all formats, rather than at its first use.

@@ -276,6 +276,12 @@ class ReturnFramesEnv(RecordedFrames):
         # Equal returns would make bins of width 0.
         return low + max(high - low, 1e-6) * torch.linspace(0, 1, bins, dtype=torch.float64)
 
+    @property
+    def longest(self) -> dict[str, int]:
+        """Steps of the longest episode of each task, the unit of returns of success."""
+        lengths = self._episodes.lengths
+        return {task: max(lengths[i] for i in rows) for task, rows in by_task(self._steps).items()}
+
     def steps_of(self, number: int) -> Observation:
         """Return the observations [L, ...] of an episode, with the task if there are several."""
         return self._step_observations(self._episodes[number], self._tasks[number])

@@ -419,7 +419,7 @@ class LeRobotEpisodes(Episodes):
         recorded: bool | None = row.get("success")
         if "success" not in self._columns:
             return recorded
-        succeeded = bool(self._flags(table, "success", name).any())
+        succeeded = self._success_of(np.asarray(self._flags(table, "success", name)), name)
         require(
             "success" not in row or bool(recorded) == succeeded,
             f"{name} contradicts itself: its success is {recorded} in the table of episodes, but "

@@ -193,7 +193,8 @@ class MinariEpisodes(Episodes):
                     f"{name}: its info '{key}' has no number for each of its {length} steps. "
                     "Correct it, or name another entry: keys: {<entry>: " + flag + "}."
                 )
-        success = bool(step_flags["success"].any()) if "success" in step_flags else None
+        successes = step_flags.get("success")
+        success = None if successes is None else self._success_of(successes, name)
         flags = {
             flag: as_flags(_per_step(raw[key], length, key, name), f"{name}: its {key}")
             for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()

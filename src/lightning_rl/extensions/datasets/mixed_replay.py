@@ -348,19 +348,49 @@ def _of_replay(
     checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 ) -> tuple[int, Iterator[Episode]]:
     states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
-    # Read only the `online` part of a mixed replay: it holds the interventions too.
-    states = [state.get("online", state) for state in states]
+    # A mixed replay has two parts.
+    parts = [s[name] for s in states for name in ("online", "offline") if name in s]
+    parts += [state for state in states if "online" not in state]
     require(
-        bool(states) and all("begin" in state for state in states),
+        bool(parts) and all("begin" in part for part in parts),
         f"{checkpoint} holds no replay: give a checkpoint of an off-policy run (last.ckpt) that "
         "was saved with trainer.save_replay, or a dataset.",
     )
 
+    def size_of(part: dict[str, Any]) -> int:
+        return (part["end"] - part["begin"]) * part["num_envs"]  # type: ignore[no-any-return]  # a plain dict
+
+    def stored(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        replay = ReplayBuffer(*spaces, part["num_envs"], capacity=max(1, size_of(part)))
+        replay.load_state_dict(part, checkpoint.parent / "replay")
+        return fragments(replay)
+
     def episodes() -> Iterator[Episode]:
         for state in states:
-            room = max(1, state["end"] - state["begin"]) * state["num_envs"]
-            replay = ReplayBuffer(*spaces, state["num_envs"], capacity=room)
-            replay.load_state_dict(state, checkpoint.parent / "replay")
-            yield from map(Episode.of_steps, fragments(replay))
+            twice = 0  # interventions in both parts: the newest steps of `offline`
+            for steps in stored(state.get("online", state)):
+                twice += int(steps["intervened"].sum()) if "intervened" in steps else 0
+                yield Episode.of_steps(steps)
+            if "offline" not in state:
+                continue
+            left = size_of(state["offline"]) - min(twice, state["interventions"])
+            for steps in stored(state["offline"]):
+                count = min(left, len(steps["reward"]))
+                left -= count
+                if count > 0:
+                    yield Episode.of_steps(_first_steps(steps, count))
 
-    return sum((s["end"] - s["begin"]) * s["num_envs"] for s in states), episodes()
+    # Interventions that `online` holds for certain count once.
+    twice = sum(
+        min(s["interventions"], size_of(s["offline"]))
+        for s in states
+        if "offline" in s and s["online"]["begin"] == 0
+    )
+    return sum(map(size_of, parts)) - twice, episodes()
+
+
+def _first_steps(steps: dict[str, Any], count: int) -> dict[str, Any]:
+    return {
+        name: map_tree(lambda leaf, n=count + (name == "observation"): leaf[:n], column)
+        for name, column in steps.items()
+    }

@@ -50,6 +50,7 @@ class ValueFit(FrameAlgorithm):
     Attributes:
         support: [bins] float64, centers of the bins. Saved in checkpoints.
         frame_settings: settings of the env with the returns. Saved in checkpoints.
+        longest: steps of the longest episode of each task. Saved in checkpoints.
 
     Raises:
         ConfigurationError: for a policy that is no `PerceptronPolicy`,
@@ -80,6 +81,7 @@ class ValueFit(FrameAlgorithm):
         # NaN until `setup` knows the env, so that a value used too early is no number.
         self.register_buffer("support", torch.full((bins,), torch.nan, dtype=torch.float64))
         self.frame_settings: dict[str, Any] = {}
+        self.longest: dict[str, int] = {}
         self._errors: list[tuple[int, Tensor, Tensor]] = []
 
     @property
@@ -99,7 +101,7 @@ class ValueFit(FrameAlgorithm):
             "to the same number.",
         )
         self.support.copy_(frames.support)
-        self.frame_settings = frames.settings
+        self.frame_settings, self.longest = frames.settings, frames.longest
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # `super` handles the algorithm's own policy, the first member.
@@ -121,11 +123,12 @@ class ValueFit(FrameAlgorithm):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[STATE_KEY]["frames"] = self.frame_settings
+        checkpoint[STATE_KEY] |= {"frames": self.frame_settings, "longest": self.longest}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.frame_settings = dict(checkpoint[STATE_KEY].get("frames", {}))
+        self.longest = dict(checkpoint[STATE_KEY].get("longest", {}))
 
     # --- values ---
 
@@ -133,7 +136,8 @@ class ValueFit(FrameAlgorithm):
         """Return the values [L] of each episode of a dataset, for `label_dataset`.
 
         Raises:
-            ConfigurationError: if the observations of the dataset do not fit the policy.
+            ConfigurationError: if the observations of the dataset do not fit the policy, or its
+                returns of success are in other units.
         """
         frames = ReturnFramesEnv(1, str(path), **self.frame_settings)
         policy_space, frames_space = self.policy.observation_space, frames.single_observation_space
@@ -142,6 +146,14 @@ class ValueFit(FrameAlgorithm):
             f"The value was fitted to observations {policy_space}, but the observations of {path} "
             f"are {frames_space}: fit it to this dataset.",
         )
+        for task, longest in frames.longest.items():
+            fitted = self.longest.get(task, longest)
+            require(
+                fitted == longest or frames.settings["reward"] == "env",
+                f"The longest episode{f' of {task}' if task else ''} had {fitted} steps where the "
+                f"value was fitted, and has {longest} in {path}. It is the unit of the returns: "
+                "fit the value to this dataset again.",
+            )
         return [value for _, value in self._values(frames, range(len(frames)))]
 
     @torch.no_grad()

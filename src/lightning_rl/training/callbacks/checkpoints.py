@@ -9,7 +9,9 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
+from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
@@ -224,6 +226,7 @@ class WarmStart(Callback):
         if module.env_steps > 0:
             return
         checkpoint = read_checkpoint(self.find())
+        scale = _reward_scale(checkpoint["state_dict"])
         state = {f"policy.{key}": value for key, value in module.policy.state_dict().items()}
         adapted = module.policy.adapt_state_dict(state, checkpoint["state_dict"])
         checkpoint["state_dict"], adapter_note = adapted
@@ -234,7 +237,27 @@ class WarmStart(Callback):
         policy = config_of(module)["init_args"].get("policy")
         warn_of_first_values({"init_args": {"policy": policy}}, checkpoint)
         load_whole(module.policy, weights)
+        if module.policy.has_critic and critic_note is None:
+            _take_reward_scale(module, scale)
         module.after_warm_start()
+
+
+def _reward_scale(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = "reward_normalizer."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _take_reward_scale(module: Algorithm, scale: dict[str, Tensor]) -> None:
+    """Scale rewards as the checkpoint does, because its critics are in these units."""
+    normalizer = module.reward_normalizer
+    if normalizer is not None and scale.keys() == normalizer.state_dict().keys():
+        normalizer.load_state_dict(scale)
+    elif normalizer is not None or scale:
+        rank_zero_info(
+            f"The checkpoint has {'a' if scale else 'no'} scale of rewards, but this run has "
+            f"{'another' if scale and normalizer else 'one' if normalizer else 'none'}: a trained "
+            "critic begins in other units. Set model.normalize_reward as in the checkpoint's run."
+        )
 
 
 def _age(path: Path) -> tuple[int, str]:
