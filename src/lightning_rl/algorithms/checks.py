@@ -28,7 +28,7 @@ from lightning_rl.checkpoints.format import (
     restoring,
 )
 from lightning_rl.checkpoints.saved import settings_of
-from lightning_rl.optim.objective_checks import WHOLE, quoted
+from lightning_rl.optim.objective_checks import WHOLE, check_optimizer, quoted
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences, with_statistics
@@ -259,6 +259,20 @@ def _trainable_in(value: Any) -> Iterator[Tensor]:
         for tensor in tensors:
             if isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad:
                 yield tensor
+
+
+def new_optimizer(objective: Objective) -> Optimizer:
+    """Make the optimizer of an objective, and check it.
+
+    Raises:
+        ConfigurationError: if its class refuses a setting or a parameter, or it is unusable.
+    """
+    try:
+        optimizer = objective.make_optimizer(objective.groups)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"model.optimizer cannot be made: {error}") from error
+    check_optimizer(optimizer, objective.schedule.initial)
+    return optimizer
 
 
 def check_whole_minibatches(objectives: Collection[Objective]) -> None:

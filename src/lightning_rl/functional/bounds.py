@@ -9,16 +9,15 @@ from torch import Tensor
 def bounded(value: Tensor, low: float, high: float) -> Tensor:
     """Return `value` clamped to [low, high], with a gradient that leads back from beyond a bound.
 
-    The gradient of `torch.clamp` is 0 beyond the bounds. A parameter that a step has carried there
-    would stay for ever; here only a gradient whose descent leads further away becomes 0.
+    That of `torch.clamp` is 0 there, so that a parameter would stay for ever; here only a gradient
+    whose descent leads further away becomes 0.
 
     Source: the gradient of a projected descent, Bertsekas 1976, "On the Goldstein-Levitin-Polyak
     Gradient Projection Method". Differs: the value may lie beyond the bounds.
 
     Args:
         value: [...], such as a log standard deviation.
-        low: smallest number.
-        high: largest number.
+        low, high: the bounds.
     """
     clamped: Tensor = _Bounded.apply(value, low, high)
     return clamped

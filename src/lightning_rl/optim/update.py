@@ -309,19 +309,6 @@ class Objective:
             if id(parameter) in trained and parameter.requires_grad
         ]
 
-    def new_optimizer(self) -> Optimizer:
-        """Make the optimizer, and check it.
-
-        Raises:
-            ConfigurationError: if its class refuses a setting or a parameter, or it is unusable.
-        """
-        try:
-            optimizer = self.make_optimizer(self.groups)
-        except (ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"model.optimizer cannot be made: {error}") from error
-        checks.check_optimizer(optimizer, self.schedule.initial)
-        return optimizer
-
     def label(self, scalar: str) -> str:
         """Return the log name of a scalar that every objective has."""
         return f"{self.name}_{scalar}" if self.name else scalar
