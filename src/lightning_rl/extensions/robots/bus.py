@@ -306,12 +306,13 @@ def _on_signal(number: int, frame: Any) -> NoReturn:
 
 
 def _default_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: None)  # the learner closes the robot
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the learner closes the robot
+        signal.signal(number, lambda *_: None)
     os.register_at_fork(after_in_child=_default_signals)  # processes of the robot's package
     signal.signal(signal.SIGTERM, _on_signal)
     files = [int(text) for text in sys.argv[1:]]
