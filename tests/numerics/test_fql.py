@@ -231,13 +231,15 @@ def test_an_intervention_ends_a_chunk_in_training_and_where_it_plays_but_no_memo
     helped = seen[0]["intervened"][0, :-1].tolist()
     assert helped == [False, False, True, False, False, True]
     assert seen[0]["state"][0, :, -1].tolist() == [0, 5, 4, 0, 5, 4, 0]
+    policy, counts = module.policy, []
+    policy.register_forward_hook(lambda _, __, td: counts.append(int(td["next_state"][0, -1])))
     for is_plan in (True, False):
-        policy, before_step, counts = module.policy, iter([False, *helped]), []
         policy.state_is_plan = is_plan
-        actor = ChunkActor(policy, 1, None, is_outdated=lambda steps=before_step: next(steps))
+        counts.clear()
+        was_helped = lambda: [False, *helped][len(counts)]  # noqa: E731
+        actor = ChunkActor(policy, 1, None, is_outdated=was_helped)
         for _ in range(6):
             actor(torch.rand(1, 4), torch.ones(1, dtype=torch.bool))
-            counts.append(int(actor._actor._state["state"][0, -1]))
         assert counts == ([5, 4, 3, 5, 4, 3] if is_plan else [5, 4, 3, 2, 1, 0])
 
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -116,10 +115,24 @@ def run_episodes(
     return [episodes[i] for i in range(len(seeds))]
 
 
-def action_function(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> ActionFunction:
-    """Return a function that acts in an episode, with a generator per row, or by the mode."""
+def action_function(
+    policy: Policy,
+    num_envs: int,
+    seeds: Sequence[int] | None,
+    is_outdated: Callable[[], bool] = lambda: False,
+) -> ActionFunction:
+    """Return a function that acts in an episode, with a generator per row, or by the mode.
+
+    If `is_outdated` returns true before an action, a plan in the policy's state begins anew.
+    """
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
-    return partial(actor.choose, deterministic=seeds is None)
+
+    def choose(observation: Observation, running: Tensor) -> Tensor:
+        if policy.state_is_plan and is_outdated():  # a memory goes on
+            actor.begin(torch.ones_like(running))
+        return actor.choose(observation, running, deterministic=seeds is None)
+
+    return choose
 
 
 def generators_of(policy: Policy, seeds: Sequence[int]) -> list[torch.Generator]:

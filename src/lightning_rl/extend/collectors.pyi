@@ -1,7 +1,6 @@
 """Parts of collectors: the stepping loop, evaluation, statistics."""
 
 from lightning_rl.collectors.context import EpisodeSettings as EpisodeSettings
-from lightning_rl.collectors.evaluation import EpisodeActor as EpisodeActor
 from lightning_rl.collectors.evaluation import action_function as action_function
 from lightning_rl.collectors.evaluation import logged_values as logged_values
 from lightning_rl.collectors.evaluation import summarize as summarize

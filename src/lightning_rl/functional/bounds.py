@@ -17,7 +17,8 @@ def bounded(value: Tensor, low: float, high: float) -> Tensor:
 
     Args:
         value: [...], such as a log standard deviation.
-        low, high: the bounds.
+        low: smallest number.
+        high: largest number.
     """
     clamped: Tensor = _Bounded.apply(value, low, high)
     return clamped

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -11,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import Policy, VectorEnv
-from lightning_rl.extend.collectors import EpisodeActor, FirstEpisodes
+from lightning_rl.extend.collectors import FirstEpisodes, action_function
 from lightning_rl.extend.envs import Observation, refuse_missing_end
 from lightning_rl.extend.errors import require
 from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
@@ -59,11 +58,10 @@ class ChunkActor:
             f"execute is {self._execute}, but real_time.execution_horizon of the policy is "
             f"{horizon}: set execute: {horizon}.",
         )
+        # The fallback draws for each row in turn and keeps the state of the policy.
+        self._one_by_one = chooser or action_function(policy, num_envs, seeds, is_outdated)
         device = policy.version.device
         self._generators = [torch.Generator(device).manual_seed(int(seed)) for seed in seeds or ()]
-        # The fallback draws for each row in turn and keeps the state of the policy.
-        self._actor = EpisodeActor(policy, num_envs, self._generators)
-        self._one_by_one = chooser or partial(self._actor.choose, deterministic=seeds is None)
         # One pass for all rows needs noise drawn before the pass, and no state.
         self._together = seeds is not None and not policy.masks_actions
         self._together &= "state" not in policy.extra_fields and policy.draw_noise([1]).numel() > 0
@@ -76,11 +74,7 @@ class ChunkActor:
     def __call__(self, observation: Observation, running: Tensor) -> Tensor:
         """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
         # The number of the action within the chunk; 0: compute the next chunk.
-        place = self._step % self._execute
-        if self._is_outdated():
-            place = 0
-            if self._policy.state_is_plan:  # a memory goes on
-                self._actor.begin(torch.ones_like(running))
+        place = 0 if self._is_outdated() else self._step % self._execute
         self._step = place + 1
         if place == 0:
             with autocast(self._policy.version.device, self._policy.autocast_dtype):
