@@ -123,12 +123,12 @@ def action_function(
 ) -> ActionFunction:
     """Return a function that acts in an episode, with a generator per row, or by the mode.
 
-    If `is_outdated` returns true before an action, a plan in the policy's state begins anew.
+    A policy whose state is a plan makes a new one before an action for which `is_outdated` is true.
     """
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
 
     def choose(observation: Observation, running: Tensor) -> Tensor:
-        if policy.state_is_plan and is_outdated():  # a memory goes on
+        if policy.state_is_plan and is_outdated():  # a memory stays
             actor.begin(torch.ones_like(running))
         return actor.choose(observation, running, deterministic=seeds is None)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 def bounded(value: Tensor, low: float, high: float) -> Tensor:
     """Return `value` clamped to [low, high], with a gradient that leads back from beyond a bound.
 
-    That of `torch.clamp` is 0 there, so that a parameter would stay for ever; here only a gradient
-    whose descent leads further away becomes 0.
+    The gradient of `torch.clamp` is 0 there, and a parameter never comes back. Here it is 0 only if
+    a step of descent would lead further away.
 
     Source: the gradient of a projected descent, Bertsekas 1976, "On the Goldstein-Levitin-Polyak
     Gradient Projection Method". Differs: the value may lie beyond the bounds.

@@ -262,7 +262,7 @@ class RLTrainer(Trainer, Configurable):
 
     def _use_strategy(self) -> None:
         check_strategy(self)
-        # Lightning reads it from the environment, also of a SLURM task that trains by itself.
+        # Lightning takes the rank from the environment, even if a SLURM task trains alone.
         cast(Any, rank_zero_only).rank = self.global_rank
 
     def _callbacks(
@@ -371,7 +371,7 @@ class RLTrainer(Trainer, Configurable):
                 self.limit_val_batches = user_limit
 
     def _resolved(self, ckpt_path: str | Path | None) -> str | None:
-        # Lightning only warns where it finds no checkpoint, and goes on with the untrained policy.
+        # Without a checkpoint Lightning only warns, and continues with the untrained policy.
         if ckpt_path is None:
             return None
         alias = self.run_dir / CHECKPOINTS / f"{ckpt_path}.ckpt"

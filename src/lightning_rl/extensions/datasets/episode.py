@@ -337,7 +337,7 @@ class Episodes(Sequence[Episode]):
         return [self.read(index).success for index in range(len(self))]
 
     def _success_of(self, flags: np.ndarray, name: str) -> bool:
-        """Return the success [L] of an episode: that of its last step, as in evaluations."""
+        """Return the success of an episode: the last of its flags [L], as evaluations do."""
         if flags.any() and not flags[-1]:
             self._passed |= {name}
         return bool(flags[-1])

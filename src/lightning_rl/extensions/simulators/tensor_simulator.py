@@ -308,7 +308,7 @@ class TensorSimulator(VectorEnv):
         )
 
     def _described(self) -> dict[str, Any]:
-        """Return the metadata of the simulator over those of the envs in it, with their rate."""
+        """Return the metadata of the simulator and of the envs in it, with the step rate."""
         env = self.simulator.unwrapped
         # An adapter of an env that is itself wrapped, such as Isaac Lab's for rsl_rl.
         within = [getattr(env, name, None) for name in ("unwrapped", "env")]
