@@ -20,7 +20,7 @@ from lightning_rl.algorithms.checks import (
     check_statistics_of_ranks,
     check_trainer,
     check_whole_minibatches,
-    new_optimizer,
+    checked_optimizer,
     warn_of_unreached,
     with_own_settings,
 )
@@ -349,7 +349,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)
         check_whole_minibatches(objectives)
-        optimizers = [new_optimizer(loss) for loss in objectives]
+        optimizers = [checked_optimizer(loss) for loss in objectives]
         for optimizer in optimizers:
             optimizer.register_load_state_dict_pre_hook(check_optimizer_state)
             optimizer.register_load_state_dict_pre_hook(with_own_settings)

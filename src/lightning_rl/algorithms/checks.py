@@ -261,7 +261,7 @@ def _trainable_in(value: Any) -> Iterator[Tensor]:
                 yield tensor
 
 
-def new_optimizer(objective: Objective) -> Optimizer:
+def checked_optimizer(objective: Objective) -> Optimizer:
     """Make the optimizer of an objective, and check it.
 
     Raises:

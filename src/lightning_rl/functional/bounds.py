@@ -25,19 +25,14 @@ def bounded(value: Tensor, low: float, high: float) -> Tensor:
 
 
 class _Bounded(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(value: Tensor, low: float, high: float) -> Tensor:
-        return value.clamp(low, high)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-        value, *ctx.bounds = inputs
-        ctx.save_for_backward(value)
+    def forward(ctx: Any, value: Tensor, low: float, high: float) -> Tensor:
+        clamped = value.clamp(low, high)
+        ctx.save_for_backward(value - clamped)
+        return clamped
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (value,), (gradient,), (low, high) = ctx.saved_tensors, gradients, ctx.bounds
-        leads_away = ((value < low) & (gradient > 0)) | ((value > high) & (gradient < 0))
-        return gradient.masked_fill(leads_away, 0.0), None, None
+        (excess,), (gradient,) = ctx.saved_tensors, gradients
+        # Descent moves against the gradient: away from the bound if the signs differ.
+        return gradient.masked_fill(excess * gradient < 0, 0.0), None, None

@@ -1,6 +1,7 @@
 """Fill a rollout with a policy's actions."""
 
 from abc import ABC, abstractmethod
+from functools import reduce
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -113,9 +114,9 @@ class StepwiseActor(RolloutActor):
 
     def _forget_ended(self, t: int) -> None:
         if self._states[t]:
-            _, *ends = self._states[t - 1]
+            _, terminated, *ends = self._states[t - 1]
             state = self._states[t][0]
-            done = torch.stack(ends).any(0)
+            done = reduce(torch.logical_or, ends, terminated)
             # [N, 1, ...]: `masked_fill_` broadcasts from the right.
             state.masked_fill_(done.view(-1, *[1] * (state.dim() - 1)), 0)
 
