@@ -2,10 +2,12 @@
 
 import errno
 import os
+from collections import deque
 from functools import partial
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +80,26 @@ def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
     assert list(curve.values()) == [2.0, 1.0]
     steps = load(tmp_path / "checkpoints" / "best.ckpt")["lightning_rl"]["env_steps"]
     assert steps == max(curve) == 4 * 16 * 4
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    state = {"best": np.float64(1.5), "by_task": [np.int64(2), {np.int64(3): np.bool_(True)}]}
+    train(tmp_path, trainer={"callbacks": [callback(state_dict=lambda: state)]})
+    saved = load(last(tmp_path))["callbacks"]["CallbackOfFunctions"]
+    assert_same(saved, {"best": 1.5, "by_task": [2, {3: True}]})
+    assert type(state["best"]) is np.float64  # of the callback, which goes on with it
+
+
+@pytest.mark.parametrize("value", [np.arange(3.0), Path("x"), deque([1])])
+def test_what_no_checkpoint_can_give_back_is_refused_at_the_first_save(value, tmp_path):
+    """Instead of a run whose files nobody can read."""
+
+    def save(trainer, module, checkpoint):
+        checkpoint["mine"] = {"values": [1.0, value]}
+
+    with refused(names=("mine.values.1", type(value).__name__, "tensors")):
+        train(tmp_path, trainer={"callbacks": [callback(on_save_checkpoint=save)]})
+    assert not last(tmp_path).exists()
 
 
 def test_periodic_checkpoints_rotate(tmp_path):
