@@ -564,6 +564,13 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             "resume with ckpt_path.",
         )
         require(
+            not getattr(callback, "save_on_exception", False),
+            f"trainer.callbacks has {type(callback).__name__} with save_on_exception, which saves "
+            "in the middle of an update, from where no run can resume exactly. Set it to false: "
+            "last.ckpt is written after each epoch, and iteration_*.ckpt at "
+            "trainer.checkpoint_every_n_iterations.",
+        )
+        require(
             not saves_by_time(callback),
             f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
             "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
