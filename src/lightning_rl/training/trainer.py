@@ -189,6 +189,8 @@ class RLTrainer(Trainer, Configurable):
 
     _recorder: Any = None  # of the extension `videos`
 
+    _fitted: LightningModule | None = None  # by the last `fit`
+
     def __init__(
         self,
         *,
@@ -344,9 +346,10 @@ class RLTrainer(Trainer, Configurable):
         check_not_on_meta(self, model)
         ckpt_path = self._resolved(ckpt_path)
         self.stop_signal, user_limit = None, self.limit_val_batches
-        # A second `fit` of this trainer continues in its own directory.
-        if self.is_global_zero and self.global_step == 0:
+        # A second `fit` of the same model continues in its own directory.
+        if self.is_global_zero and (self.global_step == 0 or model is not self._fitted):
             refuse_overwriting(self.run_dir, ckpt_path)
+        self._fitted = model
         # Lock the directory first, because Lightning opens the loggers before any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext(lambda: None)
         # Lightning ignores SIGTERM until the training begins.

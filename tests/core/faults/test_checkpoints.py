@@ -82,6 +82,17 @@ def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
     assert steps == max(curve) == 4 * 16 * 4
 
 
+def test_a_trainer_does_not_overwrite_one_model_by_another(tmp_path):
+    module, data, trainer = train(tmp_path)
+    other = make_ppo(data)
+    with refused(names=(tmp_path, "best.ckpt", "last.ckpt", "RLTrainer")):
+        trainer.fit(other, data)
+    trainer.validate(other, data)
+    data.total_env_steps += 64
+    trainer.fit(module, data)
+    assert load(last(tmp_path))["global_step"] == 7
+
+
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     state = {"best": np.float64(1.5), "by_task": [np.int64(2), {np.int64(3): np.bool_(True)}]}
     train(tmp_path, trainer={"callbacks": [callback(state_dict=lambda: state)]})
