@@ -53,6 +53,16 @@ def test_the_best_is_that_of_the_metric_and_mode(tmp_path):
     assert curve[steps] == min(curve.values())
 
 
+def test_the_check_before_training_is_no_evaluation_of_the_run(tmp_path):
+    """An untrained policy has the shortest episodes."""
+    data = {"max_eval_episode_steps": 500, "total_env_steps": 4 * 16 * 3}
+    checked = {"num_sanity_val_steps": -1, "best_metric": "eval/avg_length", "best_mode": "min"}
+    train(tmp_path, data=data, model={"learning_rate": 0.03}, trainer=checked)
+    curves = scalars(tmp_path)
+    assert [step for step, _ in curves["eval/avg_length"]] == [192]
+    assert curves["eval/avg_length_best"] == curves["eval/avg_length"]
+
+
 def test_a_metric_that_the_evaluation_lacks_is_one_readable_error(tmp_path):
     with refused(
         names=("trainer.best_metric", "'eval/avg_rewards'", "close matches: eval/avg_reward")
