@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import tempfile
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_rl.system.errors import ConfigurationError, WriteError, reason_of
+from lightning_rl.system.errors import ConfigurationError, WriteError, reason_of, require
 
 try:
     import fcntl
@@ -47,8 +48,20 @@ def expanded(path: str | Path) -> Path:
     """Expand `~` in a user's path; every path passes here once.
 
     Raises:
-        ConfigurationError: if the home directory is unknown.
+        ConfigurationError: if the home directory is unknown, or if the path is a URL or has a
+            variable: a library would read either as another place than this package.
     """
+    require(
+        "://" not in str(path),
+        f"{path} is a URL, but files are read and written on this machine: mount the bucket and "
+        "name its path here, or copy the files.",
+    )
+    variables = re.findall(r"\$\w+|\$\{.*?\}", str(path))
+    require(
+        not variables,
+        f"{path} has {', '.join(variables)}, but only a shell expands variables: write the whole "
+        "path, or ~ for the home directory.",
+    )
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
