@@ -123,6 +123,16 @@ def test_what_no_checkpoint_can_give_back_is_refused_at_the_first_save(value, tm
     assert not last(tmp_path).exists()
 
 
+def test_a_smoke_test_leaves_no_checkpoint_and_offers_none(tmp_path, capsys):
+    """`last` would name it, instead of that of a real run."""
+    settings = {"checkpoint_every_n_iterations": 1, "enable_progress_bar": True}
+    train(tmp_path, trainer=settings | {"fast_dev_run": True})
+    assert not list(tmp_path.rglob("*.ckpt"))
+    printed = capsys.readouterr().out
+    assert_names(printed, "Run directory")
+    assert ".ckpt" not in printed
+
+
 def test_periodic_checkpoints_rotate(tmp_path):
     trainer = {"checkpoint_every_n_iterations": 2, "keep_checkpoints": 2}
     train(tmp_path, trainer=trainer)
