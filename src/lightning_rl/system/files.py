@@ -24,13 +24,14 @@ except ImportError:  # Windows has none
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files; the id of the process that writes one follows."""
 
+PLACE = "--output_dir (of validate and test --trainer.run_dir)"
+"""Settings that choose where files are written."""
+
 CURES = {
-    errno.ENOSPC: "Free some space, or set --output_dir to another disk",
-    errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
-    errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
-    errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.ENOSPC: f"Free some space, or set {PLACE} to another disk",
+    errno.EDQUOT: f"Free some of your quota, or set {PLACE} to another disk",
+    errno.EFBIG: f"Raise the limit on the size of a file, or set {PLACE} to another disk",
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
-    errno.EACCES: "Set --output_dir to a directory that can be written",
 }
 
 
@@ -276,7 +277,7 @@ def _refusal(error: BaseException) -> OSError | None:
 
 def _explained(target: Path, error: OSError) -> WriteError:
     note = " The previous file is unchanged." if target.is_file() else ""
-    cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
+    cure = CURES.get(error.errno or 0, f"Set {PLACE} to a directory that can be written")
     free = ""
     if error.errno == errno.ENOSPC:
         with suppress(OSError):

@@ -331,6 +331,15 @@ def test_a_run_directory_that_is_deleted_in_part_or_replaced_is_one_error(tmp_pa
         train(run_dir, trainer={"callbacks": [at_iteration(4, spoil)]})
 
 
+def test_a_result_that_cannot_be_written_is_printed(tmp_path, capsys):
+    module, data, trainer = train(tmp_path)
+    (tmp_path / "evaluation.json").mkdir()
+    capsys.readouterr()
+    with refused(WriteError, names=("evaluation.json", "--trainer.run_dir")):
+        trainer.validate(module, data)
+    assert_names(capsys.readouterr().out, "average return", "384 env steps")
+
+
 def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch):
     Path("file").touch()
     error = failure(capsys, "--output_dir", "file")
