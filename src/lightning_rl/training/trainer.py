@@ -339,13 +339,14 @@ class RLTrainer(Trainer, Configurable):
         without one of the newest run in `output_dir`; also in `check`, `validate`, `test`, `play`.
 
         Raises:
-            ConfigurationError: if there is no such checkpoint, if another process uses the run
-                directory, if it holds another run, or if settings contradict each other; a new run
-                then leaves no directory.
+            ConfigurationError: without an `RLDataModule`, if there is no such checkpoint, if
+                another process uses the run directory, if it holds another run, or if settings
+                contradict each other; a new run then leaves no directory.
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        _check_data("fit", datamodule or train_dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         self.stop_signal, user_limit = None, self.limit_val_batches
         # A second `fit` of the same model continues in its own directory.
@@ -447,6 +448,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
+        _check_data("validate", datamodule or dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
@@ -465,6 +467,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
         check_not_on_meta(self, model)
+        _check_data("test", datamodule or dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
@@ -516,6 +519,15 @@ class RLTrainer(Trainer, Configurable):
                 yield
         finally:
             setattr(self, limit, user_limit)
+
+
+def _check_data(function: str, data: Any) -> None:
+    require(
+        isinstance(data, RLDataModule),
+        f"trainer.{function} needs an RLDataModule, which makes the envs and collects the batches, "
+        f"but got {'none' if data is None else f'a {type(data).__name__}'}: "
+        f"trainer.{function}(model, data).",
+    )
 
 
 @contextmanager
