@@ -17,7 +17,6 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     Algorithm,
-    Policy,
     PushBlocks,
     RLDataModule,
     SlowPolicy,
@@ -34,9 +33,9 @@ from tests.variants import variant
 
 
 class PPOOfThisFile(PPO):
-    """An algorithm of the user's, with an argument of its own."""
+    """An algorithm of the user's, with an argument of its own, and another without a type."""
 
-    def __init__(self, policy: Policy, own: float = 1.0, **kwargs) -> None:
+    def __init__(self, policy, own: float = 1.0, **kwargs) -> None:
         super().__init__(policy, **kwargs)
         self.own = own
 

@@ -113,6 +113,7 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
         (LearningRateFinder(), "rl-cli sweep"),
         (BatchSizeFinder(), "rl-cli sweep"),
         (OnExceptionCheckpoint("saved"), "ckpt_path"),
+        (ModelCheckpoint(save_on_exception=True), "trainer.checkpoint_every_n_iterations"),
         (
             ModelCheckpoint(train_time_interval=timedelta(seconds=1)),
             "trainer.checkpoint_every_n_iterations",

@@ -99,6 +99,8 @@ TYPED = {
     "below init_args: {class_path: ..., init_args: {gamma: ...}}.",
     "fit --config deeper.yaml": "model.init_args in deeper.yaml has class_path or init_args, which name a class one level "
     "higher: {class_path: ..., init_args: {...}}.",
+    "fit --config time.yaml": "trainer.max_time must be a text or a timedelta or a mapping, such as {name: value} or null, "
+    "got '216000' (YAML converts 1:30:00, 2025_01 and 1e3 to numbers: put the text in quotes).",
     "fit --config number.yaml": "data.env.class_path in number.yaml must be the name of a class, got 3.",
 }
 """What was typed, or stands in a config, and is not there: exit code 2."""
@@ -147,6 +149,7 @@ def test_each_mistake_ends_in_one_message_that_says_the_cure(tmp_path, monkeypat
     Path("space.yaml").write_text("space: {model.lr: [0.1]}")
     Path("beside.yaml").write_text("model: {class_path: PPO, gamma: 0.9}")
     Path("deeper.yaml").write_text("model: {class_path: PPO, init_args: {class_path: GRPO}}")
+    Path("time.yaml").write_text("trainer: {max_time: 1:00:00:00}")
     Path("number.yaml").write_text("data: {env: {class_path: 3}}")
     # In a process of its own, which knows no class of other tests.
     said = rl_cli(program=tmp_path / "all.py", env={"CUDA_VISIBLE_DEVICES": ""})

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import isabstract
+from inspect import Parameter, isabstract
 from pathlib import Path
 from typing import Any, cast, get_origin
 
@@ -256,9 +256,8 @@ class SavedRun:
         return partial(target, **arguments) if fitting[0].is_factory else target(**arguments)
 
     def _arguments_of(self, target: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
-        kinds = {name: param.annotation for name, param in parameters_of(target).items()}
         return {
-            name: self._build(value, kinds.get(name, Any), f"{path}.{name}")
+            name: self._build(value, _kind_of(target, name), f"{path}.{name}")
             for name, value in settings.items()
         }
 
@@ -272,3 +271,12 @@ class SavedRun:
             return imported(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigurationError(f"'{name}' for {path} cannot be imported: {error}.") from error
+
+
+def _kind_of(target: Any, name: str) -> Any:
+    """Return the annotation of a parameter; without one that of a base class, which means it."""
+    for constructor in getattr(target, "__mro__", (target,)):
+        parameter = parameters_of(constructor).get(name)
+        if parameter is not None and parameter.annotation is not Parameter.empty:
+            return parameter.annotation
+    return Any

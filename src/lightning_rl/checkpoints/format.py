@@ -1,14 +1,18 @@
 """Define the content of a checkpoint, and read it as data, without running code."""
 
+import io
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 
 from lightning_rl.system.errors import ConfigurationError, reason_of
@@ -80,6 +84,48 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     state = checkpoint[STATE_KEY]
     state_entries = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
     return entries | {STATE_KEY: header() | {"kind": WEIGHTS} | state_entries}
+
+
+def readable(value: Any, name: str) -> Any:
+    """Return a value with NumPy's numbers as Python's, because no other class may be read back.
+
+    Raises:
+        ConfigurationError: naming an object in it that `read_checkpoint` would refuse.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        pairs = {
+            readable(k, name): readable(v, f"{name}.{k}".lstrip(".")) for k, v in value.items()
+        }
+        content = copy(value)  # torch's state dicts have attributes
+        content.clear()
+        content.update(pairs)
+        return content
+    if kind in (list, tuple):
+        return kind(readable(child, f"{name}.{i}") for i, child in enumerate(value))
+    if not isinstance(value, torch.Tensor) and kind not in (bool, int, float, str, type(None)):
+        try:
+            _through_file(value)
+        except Exception as error:  # pickling raises many types
+            raise ConfigurationError(
+                f"A checkpoint cannot hold {name}, of the type {kind.__module__}.{kind.__name__}: "
+                "it holds numbers, texts and tensors, in lists, tuples and dicts, because other "
+                "objects could run code when they are read. Save it in this form."
+            ) from error
+    return value
+
+
+def through_checkpoint(value: Any, name: str) -> Any:
+    """Return a value as a checkpoint returns it; see `readable`."""
+    return _through_file(readable(value, name))
+
+
+def _through_file(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def read_checkpoint(

@@ -441,6 +441,8 @@ def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
             describe_type(get_args(kind)[0]) for kind in parts.plain if get_args(kind)
         )
         cure = f": each entry must be {entries}" if entries else ""
+    elif "a text" in allowed and isinstance(value, int | float):
+        cure = " (YAML converts 1:30:00, 2025_01 and 1e3 to numbers: put the text in quotes)"
     is_choice = allowed.startswith("one of") and value is not None
     return f"{path} must be {allowed}, got {value if is_choice else _shown(value)}{cure}."
 

@@ -4,6 +4,7 @@ from lightning_rl.checkpoints.building import run_settings as run_settings
 from lightning_rl.checkpoints.format import STATE_KEY as STATE_KEY
 from lightning_rl.checkpoints.format import own_version as own_version
 from lightning_rl.checkpoints.format import read_checkpoint as read_checkpoint
+from lightning_rl.checkpoints.format import through_checkpoint as through_checkpoint
 from lightning_rl.checkpoints.registry import present_settings as present_settings
 from lightning_rl.deploy.acting import TrainedPolicy as TrainedPolicy
 from lightning_rl.deploy.loading import load_trained as load_trained

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import tempfile
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_rl.system.errors import ConfigurationError, WriteError, reason_of
+from lightning_rl.system.errors import ConfigurationError, WriteError, reason_of, require
 
 try:
     import fcntl
@@ -23,13 +24,14 @@ except ImportError:  # Windows has none
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files; the id of the process that writes one follows."""
 
+PLACE = "--output_dir (of validate and test --trainer.run_dir)"
+"""Settings that choose where files are written."""
+
 CURES = {
-    errno.ENOSPC: "Free some space, or set --output_dir to another disk",
-    errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
-    errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
-    errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.ENOSPC: f"Free some space, or set {PLACE} to another disk",
+    errno.EDQUOT: f"Free some of your quota, or set {PLACE} to another disk",
+    errno.EFBIG: f"Raise the limit on the size of a file, or set {PLACE} to another disk",
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
-    errno.EACCES: "Set --output_dir to a directory that can be written",
 }
 
 
@@ -47,8 +49,20 @@ def expanded(path: str | Path) -> Path:
     """Expand `~` in a user's path; every path passes here once.
 
     Raises:
-        ConfigurationError: if the home directory is unknown.
+        ConfigurationError: if the home directory is unknown, or if the path is a URL or has a
+            variable: a library would read either as another place than this package.
     """
+    require(
+        "://" not in str(path),
+        f"{path} is a URL, but files are read and written on this machine: mount the bucket and "
+        "name its path here, or copy the files.",
+    )
+    variables = re.findall(r"\$\w+|\$\{.*?\}", str(path))
+    require(
+        not variables,
+        f"{path} has {', '.join(variables)}, but only a shell expands variables: write the whole "
+        "path, or ~ for the home directory.",
+    )
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -263,7 +277,7 @@ def _refusal(error: BaseException) -> OSError | None:
 
 def _explained(target: Path, error: OSError) -> WriteError:
     note = " The previous file is unchanged." if target.is_file() else ""
-    cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
+    cure = CURES.get(error.errno or 0, f"Set {PLACE} to a directory that can be written")
     free = ""
     if error.errno == errno.ENOSPC:
         with suppress(OSError):

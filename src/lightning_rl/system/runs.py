@@ -116,7 +116,8 @@ def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
     require(
         is_same_run or not names,
         f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(names[:3])}. Resume it "
-        f"(ckpt_path: {shown(folder / 'last.ckpt')}), or name another directory.",
+        f"(ckpt_path: {shown(folder / 'last.ckpt')}), or name another directory: in Python each "
+        "model needs an RLTrainer of its own.",
     )
 
 

@@ -29,7 +29,8 @@ def closing_lines(trainer: Any) -> list[str]:
     if best.is_file():
         evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
         lines.append(f"Evaluate:  {evaluate}   (--video true films it)")
-    lines.append(f"Train on:  {resume} --data.total_env_steps ...")
+    if (run_dir / "checkpoints" / "last.ckpt").is_file():
+        lines.append(f"Train on:  {resume} --data.total_env_steps ...")
     logs = run_dir / "logs"
     if any(logs.glob("events.out.tfevents.*")):
         lines.append(f"Curves:    tensorboard --logdir {run_dir.parent}   (all runs there)")
@@ -45,7 +46,7 @@ def _trust_needed(run_dir: Path) -> str:
     try:
         content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", verify=False)
     except ConfigurationError:
-        return ""  # `fast_dev_run` writes none
+        return ""  # `fast_dev_run` and `enable_checkpointing: false` write none
     # The commands of the closing block must work as they are printed.
     asks = names_code(str(content.get(CONFIG_KEY))) and not is_own(content)
     return " --trust_code true" if asks else ""

@@ -185,9 +185,13 @@ class RLTrainer(Trainer, Configurable):
         keeps_freed_memory: whether the C library keeps freed memory, see `keep_freed_memory`.
     """
 
+    stop_signal: int | None = None
+
     _check_run_dir: Callable[[], None] = staticmethod(lambda: None)  # it is not locked yet
 
     _recorder: Any = None  # of the extension `videos`
+
+    _fitted: LightningModule | None = None  # by the last `fit`
 
     def __init__(
         self,
@@ -221,7 +225,6 @@ class RLTrainer(Trainer, Configurable):
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
         self.run_dir, self._output_dir = _chosen_dir(run_dir, output_dir, exp_name), output_dir
-        self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
@@ -231,7 +234,8 @@ class RLTrainer(Trainer, Configurable):
             if enable_checkpointing:
                 interval, weights_only = checkpoint_every_n_iterations, checkpoint_weights_only
                 package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, weights_only))
-                package += self._later_checkpoints(interval, keep_checkpoints, weights_only)
+                if not kwargs.get("fast_dev_run"):  # a smoke test leaves none for `last`
+                    package += self._later_checkpoints(interval, keep_checkpoints, weights_only)
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
             with _readable():
@@ -335,18 +339,20 @@ class RLTrainer(Trainer, Configurable):
         without one of the newest run in `output_dir`; also in `check`, `validate`, `test`, `play`.
 
         Raises:
-            ConfigurationError: if there is no such checkpoint, if another process uses the run
-                directory, if it holds another run, or if settings contradict each other; a new run
-                then leaves no directory.
+            ConfigurationError: without an `RLDataModule`, if there is no such checkpoint, if
+                another process uses the run directory, if it holds another run, or if settings
+                contradict each other; a new run then leaves no directory.
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        _check_data("fit", datamodule or train_dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         self.stop_signal, user_limit = None, self.limit_val_batches
-        # A second `fit` of this trainer continues in its own directory.
-        if self.is_global_zero and self.global_step == 0:
+        # A second `fit` of the same model continues in its own directory.
+        if self.is_global_zero and (self.global_step == 0 or model is not self._fitted):
             refuse_overwriting(self.run_dir, ckpt_path)
+        self._fitted = model
         # Lock the directory first, because Lightning opens the loggers before any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext(lambda: None)
         # Lightning ignores SIGTERM until the training begins.
@@ -442,6 +448,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
+        _check_data("validate", datamodule or dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
@@ -460,6 +467,7 @@ class RLTrainer(Trainer, Configurable):
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
         check_not_on_meta(self, model)
+        _check_data("test", datamodule or dataloaders)
         ckpt_path = self._resolved(ckpt_path)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
@@ -513,6 +521,15 @@ class RLTrainer(Trainer, Configurable):
             setattr(self, limit, user_limit)
 
 
+def _check_data(function: str, data: Any) -> None:
+    require(
+        isinstance(data, RLDataModule),
+        f"trainer.{function} needs an RLDataModule, which makes the envs and collects the batches, "
+        f"but got {'none' if data is None else f'a {type(data).__name__}'}: "
+        f"trainer.{function}(model, data).",
+    )
+
+
 @contextmanager
 def _restoring() -> Iterator[None]:
     """Turn an error of Lightning while it restores a checkpoint into one message."""
@@ -562,6 +579,13 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             "trainer.callbacks has OnExceptionCheckpoint: with it Lightning begins a new run with "
             "the weights of an earlier one. Remove it: last.ckpt is written after each epoch; "
             "resume with ckpt_path.",
+        )
+        require(
+            not getattr(callback, "save_on_exception", False),
+            f"trainer.callbacks has {type(callback).__name__} with save_on_exception, which saves "
+            "in the middle of an update, from where no run can resume exactly. Set it to false: "
+            "last.ckpt is written after each epoch, and iteration_*.ckpt at "
+            "trainer.checkpoint_every_n_iterations.",
         )
         require(
             not saves_by_time(callback),

@@ -2,10 +2,12 @@
 
 import errno
 import os
+from collections import deque
 from functools import partial
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +53,16 @@ def test_the_best_is_that_of_the_metric_and_mode(tmp_path):
     assert curve[steps] == min(curve.values())
 
 
+def test_the_check_before_training_is_no_evaluation_of_the_run(tmp_path):
+    """An untrained policy has the shortest episodes."""
+    data = {"max_eval_episode_steps": 500, "total_env_steps": 4 * 16 * 3}
+    checked = {"num_sanity_val_steps": -1, "best_metric": "eval/avg_length", "best_mode": "min"}
+    train(tmp_path, data=data, model={"learning_rate": 0.03}, trainer=checked)
+    curves = scalars(tmp_path)
+    assert [step for step, _ in curves["eval/avg_length"]] == [192]
+    assert curves["eval/avg_length_best"] == curves["eval/avg_length"]
+
+
 def test_a_metric_that_the_evaluation_lacks_is_one_readable_error(tmp_path):
     with refused(
         names=("trainer.best_metric", "'eval/avg_rewards'", "close matches: eval/avg_reward")
@@ -78,6 +90,47 @@ def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
     assert list(curve.values()) == [2.0, 1.0]
     steps = load(tmp_path / "checkpoints" / "best.ckpt")["lightning_rl"]["env_steps"]
     assert steps == max(curve) == 4 * 16 * 4
+
+
+def test_a_trainer_does_not_overwrite_one_model_by_another(tmp_path):
+    module, data, trainer = train(tmp_path)
+    other = make_ppo(data)
+    with refused(names=(tmp_path, "best.ckpt", "last.ckpt", "RLTrainer")):
+        trainer.fit(other, data)
+    trainer.validate(other, data)
+    data.total_env_steps += 64
+    trainer.fit(module, data)
+    assert load(last(tmp_path))["global_step"] == 7
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    state = {"best": np.float64(1.5), "by_task": [np.int64(2), {np.int64(3): np.bool_(True)}]}
+    train(tmp_path, trainer={"callbacks": [callback(state_dict=lambda: state)]})
+    saved = load(last(tmp_path))["callbacks"]["CallbackOfFunctions"]
+    assert_same(saved, {"best": 1.5, "by_task": [2, {3: True}]})
+    assert type(state["best"]) is np.float64  # of the callback, which goes on with it
+
+
+@pytest.mark.parametrize("value", [np.arange(3.0), Path("x"), deque([1])])
+def test_what_no_checkpoint_can_give_back_is_refused_at_the_first_save(value, tmp_path):
+    """Instead of a run whose files nobody can read."""
+
+    def save(trainer, module, checkpoint):
+        checkpoint["mine"] = {"values": [1.0, value]}
+
+    with refused(names=("mine.values.1", type(value).__name__, "tensors")):
+        train(tmp_path, trainer={"callbacks": [callback(on_save_checkpoint=save)]})
+    assert not last(tmp_path).exists()
+
+
+def test_a_smoke_test_leaves_no_checkpoint_and_offers_none(tmp_path, capsys):
+    """`last` would name it, instead of that of a real run."""
+    settings = {"checkpoint_every_n_iterations": 1, "enable_progress_bar": True}
+    train(tmp_path, trainer=settings | {"fast_dev_run": True})
+    assert not list(tmp_path.rglob("*.ckpt"))
+    printed = capsys.readouterr().out
+    assert_names(printed, "Run directory")
+    assert ".ckpt" not in printed
 
 
 def test_periodic_checkpoints_rotate(tmp_path):

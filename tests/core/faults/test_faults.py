@@ -18,8 +18,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.data import DataLoader
 
+from lightning_rl import RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
@@ -33,7 +36,7 @@ from lightning_rl.training.trainer import _is_news
 from tests.callbacks import at_iteration, callback, signal_at
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
-from tests.helpers import assert_same_run, error_of, last, load, train
+from tests.helpers import assert_same_run, error_of, last, load, make_data, make_ppo, train
 from tests.messages import assert_names, refused
 from tests.probes import ValueProbe
 
@@ -329,6 +332,25 @@ def test_a_run_directory_that_is_deleted_in_part_or_replaced_is_one_error(tmp_pa
 
     with refused(WriteError, names=(run_dir, "last.ckpt", "rl-cli fit --ckpt_path")):
         train(run_dir, trainer={"callbacks": [at_iteration(4, spoil)]})
+
+
+@pytest.mark.parametrize("name", ["fit", "validate", "test"])
+def test_a_trainer_without_its_data_module_says_what_it_needs(name, tmp_path):
+    data = make_data()
+    module, trainer = make_ppo(data), RLTrainer(run_dir=str(tmp_path))
+    for other in (None, DataLoader([1]), LightningDataModule()):
+        got = "none" if other is None else type(other).__name__
+        with refused(names=("RLDataModule", got, f"trainer.{name}(model, data)")):
+            getattr(trainer, name)(module, other)
+
+
+def test_a_result_that_cannot_be_written_is_printed(tmp_path, capsys):
+    module, data, trainer = train(tmp_path)
+    (tmp_path / "evaluation.json").mkdir()
+    capsys.readouterr()
+    with refused(WriteError, names=("evaluation.json", "--trainer.run_dir")):
+        trainer.validate(module, data)
+    assert_names(capsys.readouterr().out, "average return", "384 env steps")
 
 
 def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch):

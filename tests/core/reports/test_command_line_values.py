@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch.optim import Adam
 
-from lightning_rl import Algorithm
+from lightning_rl import Algorithm, RLTrainer
 from lightning_rl.cli.checking import SECTIONS, check_options
 from lightning_rl.system.files import expanded, read_text
 from lightning_rl.system.jsonargparse_private import parameters_of
@@ -203,3 +203,13 @@ def test_a_path_in_the_home_directory_is_expanded(monkeypatch):
     assert str(expanded("~/runs")) == os.path.join(os.sep, "somewhere", "runs")
     with refused(names=("~nosuchuser/runs", "HOME")):
         expanded("~nosuchuser/runs")
+
+
+@pytest.mark.parametrize("place", ["s3://bucket", "$HOME", "${oc.env:HOME}"])
+def test_a_path_that_a_library_reads_as_another_place_is_refused(place, tmp_path, monkeypatch):
+    """The logger would expand it, and split the run over two directories."""
+    monkeypatch.chdir(tmp_path)
+    for setting in ("output_dir", "run_dir"):
+        with refused(names=(f"{place}/runs", "mount" if "://" in place else "shell")):
+            RLTrainer(**{setting: f"{place}/runs"})
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """Check an env: play it for some seconds, and report problems for training, with cures."""
 
-import io
 import re
 import threading
 import time
@@ -20,6 +19,7 @@ from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_s
 from torch import Tensor
 
 from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
+from lightning_rl.extend.checkpoints import through_checkpoint
 from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, env_factory, make_env
 from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extend.spaces import as_env_counts, first_choice, space_spec
@@ -483,12 +483,9 @@ class EnvCheck:
             self.add("resume", "warning", text, cure)
             return
         try:
-            state = _through_a_checkpoint(state)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {f'{error}'.strip().partition(chr(10))[0]}"
-            text = f"its state cannot be read from a checkpoint: {reason}"
-            cure = "Return plain numbers, strings, lists, dicts and tensors from state_dict."
-            self.add("resume", "error", text, cure)
+            state = through_checkpoint(state, "state_dict")
+        except ConfigurationError as error:
+            self.add("resume", "error", str(error))
             return
         expected, actions = [_copy(self._observation)], list[Tensor]()
         for _ in range(CONTINUED):
@@ -608,15 +605,6 @@ def _first_difference(expected: list[Outcome], outcomes: list[Outcome]) -> str |
             if not _equal(array, b[name]):
                 return f"{name} {f'after {step} steps' if step else 'at the start'}"
     return None
-
-
-def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    # Like a checkpoint, without classes that unpickling would import.
-    read: dict[str, Any] = torch.load(file, weights_only=True)
-    return read
 
 
 def _is_of_the_env(error: Exception) -> bool:

@@ -14,7 +14,13 @@ from torch import Tensor
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
-from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
+from lightning_rl.checkpoints.format import (
+    STATE_KEY,
+    read_checkpoint,
+    readable,
+    weights_of,
+    with_contents,
+)
 from lightning_rl.checkpoints.own import signed
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import config_of
@@ -49,6 +55,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         content = weights_of(checkpoint) if storage_options == WEIGHTS_ONLY else checkpoint
+        # A later read would refuse the whole file, and the run would be lost.
+        content = readable(content, "")
         if STATE_KEY in content:
             content = with_contents(signed(content))
         write_atomically(path, lambda file: torch.save(content, file))

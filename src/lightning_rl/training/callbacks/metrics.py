@@ -73,7 +73,8 @@ class MetricsWriter(Callback):
             self._write(trainer, self.latest, algorithm.env_steps)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit":
+        # Lightning's check before training is no result of the run.
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         algorithm = algorithm_of(pl_module)
         values = logged_values(algorithm.evaluation)

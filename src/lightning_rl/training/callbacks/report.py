@@ -31,14 +31,15 @@ class EvaluationReport(Callback):
             self._report(algorithm_of(pl_module).evaluation, "test.json")
 
     def _report(self, evaluation: dict[str, Any], name: str) -> None:
-        path = self.directory / name
-        content = json.dumps(evaluation, indent=2).encode()
-        write_atomically(path, lambda file: file.write(content))
         table = Table(title="Evaluation", show_header=False)
         for label, text in _rows(evaluation).items():
             table.add_row(label, text)
         console = Console(highlight=False)
+        # Before the file: if that cannot be written, nothing has been played in vain.
         console.print(table)
+        path = self.directory / name
+        content = json.dumps(evaluation, indent=2).encode()
+        write_atomically(path, lambda file: file.write(content))
         console.print(f"Written to {shown(path)}", soft_wrap=True)
 
 
