@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
@@ -112,6 +113,7 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
     [
         (LearningRateFinder(), "rl-cli sweep"),
         (BatchSizeFinder(), "rl-cli sweep"),
+        (BackboneFinetuning(), "trainer.init_from"),
         (OnExceptionCheckpoint("saved"), "ckpt_path"),
         (
             ModelCheckpoint(train_time_interval=timedelta(seconds=1)),

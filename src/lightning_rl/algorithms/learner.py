@@ -11,8 +11,10 @@ from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.objective_checks import quoted
 from lightning_rl.optim.update import Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.lightning_private import Counter
 from lightning_rl.system.phases import PhaseTimer, no_phases
 from lightning_rl.system.sharded import PolicySharding
@@ -82,6 +84,9 @@ class Learner:
             for (name, objective), optimizer in zip(objectives.items(), optimizers, strict=True)
         }
         self._sequences: dict[tuple[str, ...], UpdateSequence] = {}
+        # Listed once: to walk through the modules of a VLA takes a millisecond.
+        self._parameters = dict(owner.named_parameters())
+        self._trained = self._trained_now()
 
     def sequence(
         self,
@@ -112,6 +117,34 @@ class Learner:
         return CompiledSequence(
             ", ".join(names), compiled, follow_up, moved, self.graphs, self.phase
         )
+
+    def check_trained(self) -> None:
+        """Refuse other trained parameters than when the run began.
+
+        Updates know no others: they clear, clip and add up the gradients of these alone, and a
+        compiled one would move a parameter that was frozen since.
+
+        Raises:
+            ConfigurationError: names what was frozen, unfrozen or given to an optimizer since then.
+        """
+        trained = self._trained_now()
+        if trained == self._trained:
+            return
+        changed = trained[0] ^ self._trained[0] | trained[1] ^ self._trained[1]
+        names = [name for name, p in self._parameters.items() if id(p) in changed]
+        raise ConfigurationError(
+            "A run trains the same parameters from its beginning to its end, but a callback or the "
+            f"algorithm has changed this for {quoted(names) or 'parameters of other modules'}: by "
+            "requires_grad, or by the parameter groups of an optimizer. Freeze and unfreeze before "
+            "the run; to train others later, begin another run with the weights of this one "
+            "(--trainer.init_from)."
+        )
+
+    def _trained_now(self) -> tuple[set[int], set[int]]:
+        """Return the ids of the trainable parameters, and of those in optimizers."""
+        groups = (g for update in self.updates.values() for g in update.optimizer.param_groups)
+        trainable = {id(p) for p in self._parameters.values() if p.requires_grad}
+        return trainable, {id(p) for group in groups for p in group["params"]}
 
     def set_learning_rates(self, env_steps: int, horizon: int) -> None:
         """Set the rates of the iteration after `env_steps` of `horizon` env steps."""

@@ -13,6 +13,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     LearningRateFinder,
     OnExceptionCheckpoint,
@@ -556,6 +557,13 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             f"trainer.callbacks has {type(callback).__name__}, which tries settings on batches of "
             "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
             "settings by rl-cli sweep.",
+        )
+        require(
+            not isinstance(callback, BaseFinetuning),
+            f"trainer.callbacks has {type(callback).__name__}, which unfreezes parameters within a "
+            "run, but a run trains the same parameters from its beginning to its end. Remove it, "
+            "freeze parameters before the run, and train all of them in another one that begins "
+            "with its weights (trainer.init_from).",
         )
         require(
             not isinstance(callback, OnExceptionCheckpoint),
