@@ -12,7 +12,7 @@ from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.objective_checks import quoted
-from lightning_rl.optim.update import Objective, Update
+from lightning_rl.optim.update import LearningRateSchedule, Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.lightning_private import Counter
@@ -87,6 +87,10 @@ class Learner:
         # Listed once: to walk through the modules of a VLA takes a millisecond.
         self._parameters = dict(owner.named_parameters())
         self._trained = self._trained_now()
+        self._note_rates()
+        for update in self.updates.values():
+            # A resumed run goes on from the checkpoint's rates, or from a new setting.
+            update.optimizer.register_load_state_dict_post_hook(lambda _: self._note_rates())
 
     def sequence(
         self,
@@ -147,9 +151,27 @@ class Learner:
         return trainable, {id(p) for group in groups for p in group["params"]}
 
     def set_learning_rates(self, env_steps: int, horizon: int) -> None:
-        """Set the rates of the iteration after `env_steps` of `horizon` env steps."""
+        """Set the rates of the iteration after `env_steps` of `horizon` env steps.
+
+        Raises:
+            ConfigurationError: if that overwrites a rate that was set since the last iteration.
+        """
         for name, objective in self._objectives.items():
-            objective.schedule.apply(self.updates[name].optimizer, env_steps, horizon)
+            schedule, optimizer = objective.schedule, self.updates[name].optimizer
+            rates = _rates_of(optimizer)
+            schedule.apply(optimizer, env_steps, horizon)
+            if type(schedule) is not LearningRateSchedule:
+                continue  # a user's may go on from rates that something else has set
+            if rates not in (self._rates[name], _rates_of(optimizer)):
+                raise ConfigurationError(
+                    f"Between two iterations {objective.label('learning_rate')} was set to {rates},"
+                    f" which lr_schedule: {schedule.kind} overwrites by {_rates_of(optimizer)}. Set"
+                    " model.learning_rate and model.lr_schedule, not the optimizer; for a schedule "
+                    "of your own override schedule_from of the algorithm."
+                )
+
+    def _note_rates(self) -> None:
+        self._rates = {name: _rates_of(update.optimizer) for name, update in self.updates.items()}
 
     def learning_rates(self) -> dict[str, float]:
         """Return the current learning rates, by their log names."""
@@ -166,6 +188,7 @@ class Learner:
         Raises:
             FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.
         """
+        self._note_rates()  # an adaptive schedule, or the algorithm, has set them in the iteration
         reported = [objective.statistics.close() for objective in self._objectives.values()]
         for objective in self._objectives.values():
             if objective.statistics.exhausted:
@@ -177,3 +200,7 @@ class Learner:
             if self.graphs.have_served:
                 self.compilation.print_decision()
         return reported
+
+
+def _rates_of(optimizer: Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]

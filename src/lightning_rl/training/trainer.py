@@ -18,9 +18,10 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     OnExceptionCheckpoint,
     ProgressBar,
+    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -576,6 +577,11 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
             "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
         )
+        if isinstance(callback, StochasticWeightAveraging):
+            rank_zero_warn(
+                "swa_lrs of StochasticWeightAveraging has no effect: it averages weights that are "
+                "trained at the rate of model.learning_rate and model.lr_schedule."
+            )
     return listed
 
 
