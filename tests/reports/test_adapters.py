@@ -79,7 +79,7 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
         ({"target_modules": "q_proj"}, ("target_modules", "q_proj", "regular expression")),
         ({"target_modules": "*q_proj"}, ("target_modules", "*q_proj", "regular expression")),
         ({"target_modules": ["self_attn"]}, "SmolVLMForConditionalGeneration"),
-        ({"lora_dropout": "much"}, ("SmolVLMForConditionalGeneration",)),
+        ({"lora_dropout": 0.05}, ("lora_dropout=0.05", "eval mode")),
     ],
 )
 def test_settings_that_do_not_fit_are_one_message(lora, message):
@@ -129,11 +129,16 @@ def test_saved_weights_get_no_new_adapter_that_changes_their_outputs(lora, chang
 def test_an_adapter_is_read_as_it_was_saved(copied):
     from safetensors.torch import load_file
 
+    file = copied / "adapter_config.json"  # of a training with dropout, elsewhere
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.5}))
     made, weights = model(adapter="ad/mine"), load_file(copied / "adapter_model.safetensors")
     own = made.state_dict()
     for key, value in weights.items():
         assert torch.equal(own[key.replace(".weight", ".default.weight")], value), key
     assert all("lora" in name for name in trained(made))
+    assert not any(
+        isinstance(layer, torch.nn.Dropout) and layer.p == 0.5 for layer in made.modules()
+    )
 
 
 def no_weights(directory):

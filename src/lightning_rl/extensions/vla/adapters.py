@@ -72,6 +72,11 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     """
     peft = extra("peft")
     _check_settings(lora, "lora")
+    require(
+        not lora.get("lora_dropout"),
+        f"lora has lora_dropout={lora.get('lora_dropout')!r}, which has no effect: a policy is in "
+        "eval mode in training, too, so that a first ratio is 1. Remove it.",
+    )
     # Without targets peft takes the layers of models that it knows, and refuses other models.
     settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
     _check_names(model, settings, "lora")
@@ -205,6 +210,7 @@ def _saved_settings(place: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
         f"{file} has peft_type: {kind!r}, but only adapters of type LORA are read. Write one with "
         "save_pretrained of peft.",
     )
+    settings.pop("lora_dropout", None)  # of the training before; here it has no effect
     # A newer peft writes settings that this list does not have: unset ones change nothing.
     settings = {
         name: value
