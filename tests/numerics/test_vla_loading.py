@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from functools import partial
 
 import pytest
@@ -211,6 +212,19 @@ def test_frozen_parameters_stay_and_bf16_gives_float32_log_probs(directories):
     assert all("vision" in name for name in frozen)
     td = policy.get_action(TensorDict({"observation": env.reset(seed=0)[0]}, [3]))
     assert td["sample_log_prob"].dtype == torch.float32
+
+
+def test_trained_weights_in_bfloat16_are_warned_of_and_those_below_an_adapter_are_not(directories):
+    pytest.importorskip("peft")
+    whole, adapted = (
+        PPO(policy_of(directories, "smolvlm", dtype="bfloat16", **settings))
+        for settings in ({}, {"lora": {"r": 2}})
+    )
+    with refused(UserWarning, names=("torch.bfloat16", "float32", "bf16-mixed", "lora")):
+        whole.configure_optimizers()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapted.configure_optimizers()
 
 
 def test_gradient_checkpointing_computes_again_in_eval_mode_and_changes_no_gradient(directories):

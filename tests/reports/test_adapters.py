@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from gymnasium.spaces import Box
 
 from lightning_rl import CustomVLA, LeRobotPolicy, load_vla_model
 from lightning_rl.extensions.vla import adapters
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.numerics.test_vla_loading import CONFIGS, TEXT
 
 pytest.importorskip("peft")
@@ -78,7 +79,7 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
         ({"target_modules": "q_proj"}, ("target_modules", "q_proj", "regular expression")),
         ({"target_modules": "*q_proj"}, ("target_modules", "*q_proj", "regular expression")),
         ({"target_modules": ["self_attn"]}, "SmolVLMForConditionalGeneration"),
-        ({"lora_dropout": "much"}, ("SmolVLMForConditionalGeneration",)),
+        ({"lora_dropout": 0.05}, ("lora_dropout=0.05", "eval mode")),
     ],
 )
 def test_settings_that_do_not_fit_are_one_message(lora, message):
@@ -103,14 +104,41 @@ def test_a_regular_expression_is_used():
     assert all("text_model" in name and "q_proj" in name for name in names)
 
 
+@pytest.mark.parametrize(
+    ("lora", "changes"),
+    [
+        ({}, False),
+        ({"init_lora_weights": "orthogonal"}, False),  # neither factor is zero, but their product
+        ({"init_lora_weights": "pissa"}, True),
+        ({"init_lora_weights": "olora"}, True),
+        ({"use_dora": True}, True),
+    ],
+)
+def test_saved_weights_get_no_new_adapter_that_changes_their_outputs(lora, changes):
+    plain, adapted = (
+        {f"policy.{key}": value for key, value in each.state_dict().items()}
+        for each in (model(), model(lora={"r": 4, **lora}))
+    )
+    cure = ("init_lora_weights", "use_dora", "trainer.init_from")
+    with refused(names=cure) if changes else nullcontext():
+        weights, note = adapters.with_fresh_adapter(adapted, plain)
+        assert weights.keys() == adapted.keys()
+        assert_names(note, "LoRA")
+
+
 def test_an_adapter_is_read_as_it_was_saved(copied):
     from safetensors.torch import load_file
 
+    file = copied / "adapter_config.json"  # of a training with dropout, elsewhere
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.5}))
     made, weights = model(adapter="ad/mine"), load_file(copied / "adapter_model.safetensors")
     own = made.state_dict()
     for key, value in weights.items():
         assert torch.equal(own[key.replace(".weight", ".default.weight")], value), key
     assert all("lora" in name for name in trained(made))
+    assert not any(
+        isinstance(layer, torch.nn.Dropout) and layer.p == 0.5 for layer in made.modules()
+    )
 
 
 def no_weights(directory):

@@ -18,6 +18,7 @@ from lightning_rl import (
     ReplayBuffer,
     SquashedActorCritic,
 )
+from tests.callbacks import callback
 from tests.helpers import fit_in, make_data, make_ppo
 from tests.messages import refused
 from tests.variants import variant
@@ -181,6 +182,29 @@ def test_an_objective_of_strangers_is_refused_and_a_generator_is_read_once(tmp_p
 def test_an_objective_of_frozen_modules_alone_is_refused(tmp_path):
     with refused(names=("'head'", "Apart", "configure_objectives")):
         begin(tmp_path, Apart, change=lambda module: module.head.requires_grad_(False))
+
+
+def thaw(trainer, module, *args):
+    module.policy.actor[0].requires_grad_(trainer.global_step > 0)
+
+
+def regroup(trainer, module, *args):
+    if trainer.global_step > 0:
+        trainer.optimizers[0].add_param_group({"params": [*module.policy.actor[0].parameters()]})
+
+
+def freeze(trainer, module, *args):
+    module.policy.actor[0].requires_grad_(trainer.global_step == 0)
+
+
+@pytest.mark.parametrize("change", [thaw, regroup, freeze])
+def test_what_is_frozen_unfrozen_or_added_within_a_run_is_refused(change, tmp_path):
+    data = make_data("CartPole-v1", **SHORT | {"total_env_steps": 3 * 4 * 16})
+    module = make_ppo(data, compile=False)
+    module.policy.actor[0].requires_grad_(change is freeze)
+    with refused(names=("'policy.actor.0.weight'", "requires_grad", "--trainer.init_from")):
+        fit_in(tmp_path, module, data, callbacks=[callback(on_train_batch_start=change)])
+    assert int(module.policy.version) == 1
 
 
 def frozen_layer(module):

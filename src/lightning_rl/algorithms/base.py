@@ -450,6 +450,7 @@ class Algorithm(LightningModule, ABC, Configurable):
             )
         horizon = self.data.total_iterations * self.data.env_steps_per_iteration
         horizon *= ranks.world_size()
+        self.learner.check_trained()
         self.learner.set_learning_rates(self.env_steps, horizon)
         self.policy.put_in_eval_mode()
         if self.reward_normalizer is not None:

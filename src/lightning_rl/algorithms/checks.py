@@ -262,7 +262,7 @@ def _trainable_in(value: Any) -> Iterator[Tensor]:
 
 
 def checked_optimizer(objective: Objective) -> Optimizer:
-    """Make the optimizer of an objective, and check it.
+    """Make the optimizer of an objective, and check it; warn of weights that round its steps.
 
     Raises:
         ConfigurationError: if its class refuses a setting or a parameter, or it is unusable.
@@ -272,6 +272,14 @@ def checked_optimizer(objective: Objective) -> Optimizer:
     except (ValueError, RuntimeError) as error:
         raise ConfigurationError(f"model.optimizer cannot be made: {error}") from error
     check_optimizer(optimizer, objective.schedule.initial)
+    coarse = [p for p in objective.parameters if torch.finfo(p.dtype).eps > 1e-6]  # not float32
+    if coarse:
+        rank_zero_warn(
+            f"{sum(p.numel() for p in coarse):,} of the trained weights are in {coarse[0].dtype}: "
+            "most steps of an optimizer are smaller than its numbers are apart, and are rounded "
+            "away. Load the weights as dtype: float32, and compute by trainer.precision: "
+            "bf16-mixed; or freeze them, and train an adapter (lora)."
+        )
     return optimizer
 
 

@@ -11,8 +11,10 @@ from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
-from lightning_rl.optim.update import Objective, Update
+from lightning_rl.optim.objective_checks import quoted
+from lightning_rl.optim.update import LearningRateSchedule, Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.lightning_private import Counter
 from lightning_rl.system.phases import PhaseTimer, no_phases
 from lightning_rl.system.sharded import PolicySharding
@@ -82,6 +84,13 @@ class Learner:
             for (name, objective), optimizer in zip(objectives.items(), optimizers, strict=True)
         }
         self._sequences: dict[tuple[str, ...], UpdateSequence] = {}
+        # Listed once: to walk through the modules of a VLA takes a millisecond.
+        self._parameters = dict(owner.named_parameters())
+        self._trained = self._trained_now()
+        self._note_rates()
+        for update in self.updates.values():
+            # A resumed run goes on from the checkpoint's rates, or from a new setting.
+            update.optimizer.register_load_state_dict_post_hook(lambda _: self._note_rates())
 
     def sequence(
         self,
@@ -113,10 +122,56 @@ class Learner:
             ", ".join(names), compiled, follow_up, moved, self.graphs, self.phase
         )
 
+    def check_trained(self) -> None:
+        """Refuse other trained parameters than when the run began.
+
+        Updates know no others: they clear, clip and add up the gradients of these alone, and a
+        compiled one would move a parameter that was frozen since.
+
+        Raises:
+            ConfigurationError: names what was frozen, unfrozen or given to an optimizer since then.
+        """
+        trained = self._trained_now()
+        if trained == self._trained:
+            return
+        changed = trained[0] ^ self._trained[0] | trained[1] ^ self._trained[1]
+        names = [name for name, p in self._parameters.items() if id(p) in changed]
+        raise ConfigurationError(
+            "A run trains the same parameters from its beginning to its end, but a callback or the "
+            f"algorithm has changed this for {quoted(names) or 'parameters of other modules'}: by "
+            "requires_grad, or by the parameter groups of an optimizer. Freeze and unfreeze before "
+            "the run; to train others later, begin another run with the weights of this one "
+            "(--trainer.init_from)."
+        )
+
+    def _trained_now(self) -> tuple[set[int], set[int]]:
+        """Return the ids of the trainable parameters, and of those in optimizers."""
+        groups = (g for update in self.updates.values() for g in update.optimizer.param_groups)
+        trainable = {id(p) for p in self._parameters.values() if p.requires_grad}
+        return trainable, {id(p) for group in groups for p in group["params"]}
+
     def set_learning_rates(self, env_steps: int, horizon: int) -> None:
-        """Set the rates of the iteration after `env_steps` of `horizon` env steps."""
+        """Set the rates of the iteration after `env_steps` of `horizon` env steps.
+
+        Raises:
+            ConfigurationError: if that overwrites a rate that was set since the last iteration.
+        """
         for name, objective in self._objectives.items():
-            objective.schedule.apply(self.updates[name].optimizer, env_steps, horizon)
+            schedule, optimizer = objective.schedule, self.updates[name].optimizer
+            rates = _rates_of(optimizer)
+            schedule.apply(optimizer, env_steps, horizon)
+            if type(schedule) is not LearningRateSchedule:
+                continue  # a user's may go on from rates that something else has set
+            if rates not in (self._rates[name], _rates_of(optimizer)):
+                raise ConfigurationError(
+                    f"Between two iterations {objective.label('learning_rate')} was set to {rates},"
+                    f" which lr_schedule: {schedule.kind} overwrites by {_rates_of(optimizer)}. Set"
+                    " model.learning_rate and model.lr_schedule, not the optimizer; for a schedule "
+                    "of your own override schedule_from of the algorithm."
+                )
+
+    def _note_rates(self) -> None:
+        self._rates = {name: _rates_of(update.optimizer) for name, update in self.updates.items()}
 
     def learning_rates(self) -> dict[str, float]:
         """Return the current learning rates, by their log names."""
@@ -133,6 +188,7 @@ class Learner:
         Raises:
             FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.
         """
+        self._note_rates()  # an adaptive schedule, or the algorithm, has set them in the iteration
         reported = [objective.statistics.close() for objective in self._objectives.values()]
         for objective in self._objectives.values():
             if objective.statistics.exhausted:
@@ -144,3 +200,7 @@ class Learner:
             if self.graphs.have_served:
                 self.compilation.print_decision()
         return reported
+
+
+def _rates_of(optimizer: Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]

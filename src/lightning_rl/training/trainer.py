@@ -13,13 +13,15 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     LearningRateFinder,
     OnExceptionCheckpoint,
     ProgressBar,
+    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -575,6 +577,13 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             "settings by rl-cli sweep.",
         )
         require(
+            not isinstance(callback, BaseFinetuning),
+            f"trainer.callbacks has {type(callback).__name__}, which unfreezes parameters within a "
+            "run, but a run trains the same parameters from its beginning to its end. Remove it, "
+            "freeze parameters before the run, and train all of them in another one that begins "
+            "with its weights (trainer.init_from).",
+        )
+        require(
             not isinstance(callback, OnExceptionCheckpoint),
             "trainer.callbacks has OnExceptionCheckpoint: with it Lightning begins a new run with "
             "the weights of an earlier one. Remove it: last.ckpt is written after each epoch; "
@@ -592,6 +601,11 @@ def _usable_callbacks(callbacks: Any) -> list[Callback]:
             f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
             "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
         )
+        if isinstance(callback, StochasticWeightAveraging):
+            rank_zero_warn(
+                "swa_lrs of StochasticWeightAveraging has no effect: it averages weights that are "
+                "trained at the rate of model.learning_rate and model.lr_schedule."
+            )
     return listed
 
 

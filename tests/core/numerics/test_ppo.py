@@ -1,6 +1,7 @@
 """What must hold in every update, whatever it learns."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from lightning_rl import GRPO, PPO
 from lightning_rl.functional import ratio
 from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
+from tests.callbacks import callback, signal_at
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.messages import refused
 from tests.probes import TimeLimitProbe
@@ -161,6 +163,27 @@ def test_the_adaptive_rate_follows_the_kl():
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
     schedule.apply(optimizer, 5, 10)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_start", "on_train_batch_end"])
+@pytest.mark.parametrize("kind", ["constant", "linear", "adaptive"])
+def test_a_rate_that_the_schedule_would_overwrite_is_refused(kind, hook, tmp_path):
+    def slow_down(trainer, *args):
+        trainer.optimizers[0].param_groups[0]["lr"] = 1e-12
+
+    overwrites = kind != "adaptive" or hook != "on_train_batch_end"  # its first rate alone is fixed
+    names = ("learning_rate", "1e-12", "lr_schedule", kind, "schedule_from")
+    with refused(names=names) if overwrites else nullcontext():
+        model = {"lr_schedule": kind}
+        train(tmp_path, model=model, trainer={"callbacks": [callback(**{hook: slow_down})]})
+
+
+def test_a_resumed_run_takes_another_rate(tmp_path):
+    model = {"lr_schedule": "constant"}
+    train(tmp_path, model=model, trainer={"callbacks": [signal_at(1)]})
+    train(tmp_path, model=model | {"learning_rate": 1e-2}, ckpt_path=last(tmp_path))
+    rates = [value for _, value in scalars(tmp_path)["train/learning_rate"]]
+    assert rates == pytest.approx([3e-4, 3e-4, 1e-2, 1e-2, 1e-2, 1e-2])
 
 
 @pytest.mark.parametrize("compile", [False, True])

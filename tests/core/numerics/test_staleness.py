@@ -251,6 +251,7 @@ class Updates(OffPolicyAlgorithm):
         self._learner = SimpleNamespace(
             iterations=None,
             phase=no_phases,
+            check_trained=lambda: None,
             set_learning_rates=lambda *_: None,
             learning_rates=dict,
             finish_iteration=lambda _: [one.statistics.close() for one in self.objectives.values()],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lightning_rl import ConfigurationError
 from lightning_rl.extend.errors import closest, require
@@ -48,6 +49,12 @@ INSERTED = re.compile(
 LORA = re.compile(r"\.lora_\w+\.")
 """Part of the names of all tensors of a LoRA adapter."""
 
+FIRST_FACTOR = re.compile(r"(\.lora_(?:embedding_)?)A\.")
+"""Part of the names of the first factors A; the second ones have B there."""
+
+NEUTRAL = 1e-2
+"""Norm of a product BA relative to those of its factors: 0 but for rounding, or 1/sqrt(rank)."""
+
 
 def name_without_adapter(name: str) -> str:
     """Return a parameter's name without an adapter, or the name of the weight that it adapts."""
@@ -65,6 +72,11 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     """
     peft = extra("peft")
     _check_settings(lora, "lora")
+    require(
+        not lora.get("lora_dropout"),
+        f"lora has lora_dropout={lora.get('lora_dropout')!r}, which has no effect: a policy is in "
+        "eval mode in training, too, so that a first ratio is 1. Remove it.",
+    )
     # Without targets peft takes the layers of models that it knows, and refuses other models.
     settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
     _check_names(model, settings, "lora")
@@ -111,10 +123,20 @@ def with_fresh_adapter(
     Args:
         state: the policy's state dict, [...].
         saved: the weights, [...].
+
+    Raises:
+        ConfigurationError: if the policy's adapter would change what the saved weights compute.
     """
     adapter = {key: value for key, value in state.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
         return dict(saved), None
+    require(
+        _is_neutral(adapter),
+        "The checkpoint has no LoRA adapter, but the policy's own one changes the outputs of its "
+        "model from the beginning (pissa, olora, dora, or a saved adapter), so that the policy "
+        "would not act like the checkpoint's. Remove init_lora_weights and use_dora from lora; or "
+        "let path, instead of trainer.init_from, name the weights that the adapter belongs to.",
+    )
     names = {key: _plain(key) for key in state if key not in adapter}
     renamed = {key: saved[base_name] for key, base_name in names.items() if base_name in saved}
     # Names that the policy does not have stay, so that loading reports them.
@@ -124,6 +146,24 @@ def with_fresh_adapter(
         f"{len(adapter)} "
     )
     return renamed | adapter, f"{note}entries, and the saved weights go into the base model."
+
+
+def _is_neutral(adapter: Mapping[str, Tensor]) -> bool:
+    """Return whether an adapter leaves the outputs of any model as they are."""
+    # DoRA's magnitudes are the norms of the weights that it was made for.
+    if any(".lora_magnitude_vector." in key for key in adapter):
+        return False
+    for key, value in adapter.items():
+        partner = adapter.get(FIRST_FACTOR.sub(r"\1B.", key))
+        if partner is None or partner is value:
+            continue
+        a, b = (x.full_tensor() if isinstance(x, DTensor) else x for x in (value, partner))
+        a, b = a.float().flatten(1), b.float().flatten(1)  # [r, in], [out, r]
+        # |BA|^2 by matrices [r, r]: BA itself is as large as the weight.
+        product = ((b.T @ b) * (a @ a.T)).sum()
+        if product > (NEUTRAL * a.norm() * b.norm()) ** 2:
+            return False
+    return True
 
 
 def _plain(key: str) -> str:
@@ -170,6 +210,7 @@ def _saved_settings(place: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
         f"{file} has peft_type: {kind!r}, but only adapters of type LORA are read. Write one with "
         "save_pretrained of peft.",
     )
+    settings.pop("lora_dropout", None)  # of the training before; here it has no effect
     # A newer peft writes settings that this list does not have: unset ones change nothing.
     settings = {
         name: value
