@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 
-from lightning_rl import AsyncCollector, GymnasiumEnv, RLTrainer, check_env
+from lightning_rl import AsyncCollector, GymnasiumEnv, check_env
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs.gymnasium.adapter import _close
 from lightning_rl.system.errors import EnvFaultError
@@ -115,6 +115,7 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
         (LearningRateFinder(), "rl-cli sweep"),
         (BatchSizeFinder(), "rl-cli sweep"),
         (BackboneFinetuning(), "trainer.init_from"),
+        (StochasticWeightAveraging(1e-2), "EMAWeightAveraging"),
         (OnExceptionCheckpoint("saved"), "ckpt_path"),
         (ModelCheckpoint(save_on_exception=True), "trainer.checkpoint_every_n_iterations"),
         (
@@ -126,8 +127,3 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
 def test_a_callback_of_lightning_that_does_not_fit_is_refused_by_name(callback, cure, tmp_path):
     with refused(names=("trainer.callbacks", type(callback).__name__, cure)):
         train(tmp_path, trainer={"callbacks": [callback]})
-
-
-def test_the_rate_of_averaged_weights_is_said_to_have_no_effect(tmp_path):
-    with refused(UserWarning, names=("swa_lrs", "StochasticWeightAveraging", "lr_schedule")):
-        RLTrainer(callbacks=[StochasticWeightAveraging(1e-2)], run_dir=str(tmp_path / "run"))

@@ -46,7 +46,8 @@ from lightning_rl.system.runs import refuse_live_run
 from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint, run_dir_of
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
-from lightning_rl.training.trainer import RLTrainer, quieten_framework
+from lightning_rl.training.quiet import quieten_framework
+from lightning_rl.training.trainer import RLTrainer
 
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
 """Message of jsonargparse for a class that needs a missing package."""

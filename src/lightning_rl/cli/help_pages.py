@@ -11,7 +11,8 @@ from jsonargparse import DefaultHelpFormatter
 
 from lightning_rl.checkpoints.registry import PROBES
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.training.trainer import REFUSED, RLTrainer
+from lightning_rl.training.trainer import RLTrainer
+from lightning_rl.training.unfit import REFUSED
 
 RUN = (
     *("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "restore_replay"),

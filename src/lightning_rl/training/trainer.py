@@ -1,9 +1,6 @@
 """Lightning's trainer, configured for reinforcement learning."""
 
-import logging
-import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -12,16 +9,9 @@ from typing import Any, Literal, cast
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    LearningRateFinder,
-    OnExceptionCheckpoint,
-    ProgressBar,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -31,7 +21,7 @@ from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import expanded, gone, shown
-from lightning_rl.system.lightning_private import omit_anonymous, saves_by_time, was_restoring
+from lightning_rl.system.lightning_private import omit_anonymous, was_restoring
 from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
@@ -69,71 +59,8 @@ from lightning_rl.training.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.training.callbacks.typed import algorithm_of
 from lightning_rl.training.closing import closing_lines
 from lightning_rl.training.data import RLDataModule
-
-NOISE = (
-    "GPU available",
-    "TPU available",
-    "HPU available",
-    "Tip:",
-    "LOCAL_RANK",
-    "You are using the plain ModelCheckpoint",
-    "Restoring states from the checkpoint",
-    "Restored all states from the checkpoint",
-    "Loaded model weights from the checkpoint",
-    "`Trainer.fit` stopped",
-    "Seed set to",
-    "distributed_backend=",
-    "All distributed processes registered",
-    "Initializing distributed",
-    "Your model can run with static graph optimizations",
-    "SLURM auto-requeueing enabled",  # nothing is requeued: `GracefulStop` has the signal
-)
-"""Beginnings or parts of Lightning's messages that are not about the run."""
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "accumulate_grad_batches": (
-        1,
-        "a batch of Lightning is a rollout, which the update splits into minibatches. For larger "
-        "minibatches raise model.batch_size; if memory runs out, set the policy's "
-        "micro_batch_size, which accumulates gradients",
-    ),
-    "gradient_clip_val": (
-        None,
-        "the update clips its gradients itself: set model.max_grad_norm, the bound on the norm of "
-        "the whole gradient",
-    ),
-    "gradient_clip_algorithm": (
-        None,
-        "the update clips by the norm of the whole gradient: set model.max_grad_norm",
-    ),
-    "barebones": (
-        False,
-        "it disables checkpoints and logs: set trainer.logger and trainer.enable_checkpointing to "
-        "false instead",
-    ),
-    "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
-    "reload_dataloaders_every_n_epochs": (
-        0,
-        "a new loader would be a second collector with an empty replay. Remove it: each batch is a "
-        "new rollout already",
-    ),
-    "min_epochs": (
-        None,
-        "a run ends at data.total_env_steps, or after a signal, however few epochs it has had. To "
-        "train longer, raise data.total_env_steps",
-    ),
-    "min_steps": (
-        None,
-        "a run ends at data.total_env_steps, or after a signal, however few iterations it has had. "
-        "To train longer, raise data.total_env_steps",
-    ),
-}
-"""Settings of Lightning's trainer that do not fit: the only allowed value, and the reason."""
-
-
-SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
-"""Name prefixes of strategies of Lightning that shard a policy over processes."""
+from lightning_rl.training.quiet import quieten_framework
+from lightning_rl.training.unfit import as_list, readable_errors, refuse_unfit, usable_callbacks
 
 
 class RLTrainer(Trainer, Configurable):
@@ -224,13 +151,13 @@ class RLTrainer(Trainer, Configurable):
         **kwargs: Any,
     ) -> None:
         quieten_framework()
-        _refuse(kwargs)
+        refuse_unfit(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
         self.run_dir, self._output_dir = _chosen_dir(run_dir, output_dir, exp_name), output_dir
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
-            user_callbacks = _usable_callbacks(callbacks)
+            user_callbacks = usable_callbacks(callbacks)
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(user_callbacks, metrics, video, enable_progress_bar)
             if enable_checkpointing:
@@ -240,7 +167,7 @@ class RLTrainer(Trainer, Configurable):
                     package += self._later_checkpoints(interval, keep_checkpoints, weights_only)
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
-            with _readable():
+            with readable_errors():
                 super().__init__(
                     logger=_loggers(self.run_dir / "logs", logger),
                     callbacks=[*user_callbacks, *package, RunManifest(self.run_dir)],
@@ -251,7 +178,7 @@ class RLTrainer(Trainer, Configurable):
                     num_sanity_val_steps=num_sanity_val_steps,
                     log_every_n_steps=log_every_n_steps,
                     default_root_dir=str(self.run_dir),
-                    plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
+                    plugins=[*as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
                     **kwargs,
                 )
             self._use_strategy()
@@ -548,114 +475,9 @@ def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
     return directory.absolute()
 
 
-def _refuse(settings: dict[str, Any]) -> None:
-    for name, (allowed, reason) in REFUSED.items():
-        value = settings.get(name, allowed)
-        require(
-            value == allowed,
-            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {reason}.",
-        )
-    _check_devices(settings.get("accelerator", "auto"), settings.get("devices", "auto"))
-    strategy = settings.get("strategy")
-    require(
-        not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
-        f"trainer.strategy {strategy} is not supported: every process needs the whole policy to "
-        "act. Use --trainer.strategy ddp or fsdp, or one device.",
-    )
-    # FSDP2 instead of Lightning's strategy: it shards the policy alone.
-    if strategy == "fsdp":
-        settings["strategy"] = function_at(HOOKS["fsdp"])()
-
-
-def _usable_callbacks(callbacks: Any) -> list[Callback]:
-    listed: list[Callback] = _as_list(callbacks)
-    for callback in listed:
-        require(
-            not isinstance(callback, LearningRateFinder | BatchSizeFinder),
-            f"trainer.callbacks has {type(callback).__name__}, which tries settings on batches of "
-            "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
-            "settings by rl-cli sweep.",
-        )
-        require(
-            not isinstance(callback, BaseFinetuning),
-            f"trainer.callbacks has {type(callback).__name__}, which unfreezes parameters within a "
-            "run, but a run trains the same parameters from its beginning to its end. Remove it, "
-            "freeze parameters before the run, and train all of them in another one that begins "
-            "with its weights (trainer.init_from).",
-        )
-        require(
-            not isinstance(callback, OnExceptionCheckpoint),
-            "trainer.callbacks has OnExceptionCheckpoint: with it Lightning begins a new run with "
-            "the weights of an earlier one. Remove it: last.ckpt is written after each epoch; "
-            "resume with ckpt_path.",
-        )
-        require(
-            not getattr(callback, "save_on_exception", False),
-            f"trainer.callbacks has {type(callback).__name__} with save_on_exception, which saves "
-            "in the middle of an update, from where no run can resume exactly. Set it to false: "
-            "last.ckpt is written after each epoch, and iteration_*.ckpt at "
-            "trainer.checkpoint_every_n_iterations.",
-        )
-        require(
-            not saves_by_time(callback),
-            f"trainer.callbacks has {type(callback).__name__} with train_time_interval, at which "
-            "Lightning saves nothing here. Set trainer.checkpoint_every_n_iterations.",
-        )
-        if isinstance(callback, StochasticWeightAveraging):
-            rank_zero_warn(
-                "swa_lrs of StochasticWeightAveraging has no effect: it averages weights that are "
-                "trained at the rate of model.learning_rate and model.lr_schedule."
-            )
-    return listed
-
-
-def _check_devices(accelerator: Any, devices: Any) -> None:
-    cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
-    kinds = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
-    usable = [name for name, is_here in kinds.items() if is_here]
-    if isinstance(accelerator, str):
-        require(
-            accelerator.lower() in usable,
-            f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
-            f"'{accelerator}'{': torch finds no such device' if accelerator in kinds else ''}. By "
-            "default a GPU is used if there is one.",
-        )
-    on_cpu = accelerator == "cpu" or not kinds["gpu"]
-    # Other values, such as "auto", start one process on a CPU.
-    processes = int(devices) if str(devices).isdecimal() else 1
-    limit = max(8, os.cpu_count() or 1)
-    require(
-        not on_cpu or processes <= limit,
-        f"trainer.devices must be at most {limit} on this machine without GPU, got {devices}: on a "
-        "CPU each device is a process.",
-    )
-
-
-def _as_yaml(value: Any) -> str:
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
-        cores = " For CPU cores for the envs, set --cpus-per-task and one task."
-        raise ConfigurationError(
-            f"Lightning's trainer cannot be made with these settings of trainer: {error}"
-            f"{cores if '--ntasks' in str(error) else ''}"
-        ) from error
-
-
 def _is_refusal(error: BaseException) -> bool:
     refusals = (ConfigurationError, MisconfigurationException)
     return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
-
-
-def _as_list(setting: Any) -> list[Any]:
-    return setting if isinstance(setting, list) else [setting] if setting else []
 
 
 def _loggers(directory: Path, setting: Logger | list[Logger] | bool | None) -> list[Logger]:
@@ -667,29 +489,3 @@ def _loggers(directory: Path, setting: Logger | list[Logger] | bool | None) -> l
     for logger in loggers:
         omit_anonymous(logger)
     return [*loggers, EnvStepCSV(directory / "metrics.csv")]
-
-
-def quieten_framework() -> None:
-    """Silence Lightning's device lines, tips and advertisements, for the whole process."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(name).handlers:
-            # Once per process: every trainer calls this function.
-            if _is_news not in handler.filters:
-                handler.addFilter(_is_news)
-    for message in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*your dataloader is not resumable.*",
-        ".*Your `IterableDataset` has `__len__` defined.*",
-        ".*The dirpath has changed from.*",
-        ".*logging on epoch level in distributed setting.*",  # logged values are already equal
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*in eval mode at the start of training.*",  # a policy always is
-        "Using ModelCheckpoint with manual optimization",  # the weights after the update are meant
-    ):
-        warnings.filterwarnings("ignore", message)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    message = record.getMessage()
-    return not any(noise in message for noise in NOISE)
