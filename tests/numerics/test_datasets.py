@@ -136,6 +136,31 @@ def test_what_is_recorded_is_read_finalised_or_not_and_gone_on_with(pictures, lo
     assert len(list(path.rglob("*.parquet"))) == 3, "data, episodes, tasks"
 
 
+@pytest.mark.parametrize(
+    "space", [Box(0, 255, (25, 25, 3), np.uint8), Box(0, 9, (40, 40, 3), np.uint8)]
+)
+def test_a_grid_of_symbols_comes_back_as_it_was(space, tmp_path, monkeypatch):
+    """MiniGrid's codes were filmed, and read as others; what an earlier version filmed goes on."""
+
+    def recorded(path):
+        writer, seen = EpisodeWriter(path, space, ACTION, FPS), space.sample()
+        writer.add(seen, np.zeros(2), 0.0, True, False)
+        writer.end_episode(seen)
+        writer.finalise()
+        *_, episode = read_episodes(path, observation_space=space)
+        return np.array_equal(episode.observation.numpy(), np.stack((seen, seen)))
+
+    for _ in range(2):
+        assert recorded(tmp_path / "new")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            "lightning_rl.extensions.datasets.lerobot_format._is_picture",
+            lambda space: len(space.shape) == 3,
+        )
+        assert not recorded(tmp_path / "old")
+    assert not recorded(tmp_path / "old")
+
+
 def test_statistics_are_those_of_all_frames(tmp_path):
     path, recorded = tmp_path / "data", Recorded()
     writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push", "png")
@@ -287,7 +312,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
 
 def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
     """LeRobot's format has neither pictures with channels first nor scalars."""
-    space = Dict(front=Box(0, 255, (3, 8, 10), np.uint8), goal=Discrete(3))
+    space = Dict(front=Box(0, 255, (3, 32, 40), np.uint8), goal=Discrete(3))
     space.seed(1)
     writer = EpisodeWriter(tmp_path / "data", space, ACTION, FPS, pictures="png")
     writer.add(space.sample(), np.zeros(2), 0.0, True, False)
@@ -295,7 +320,7 @@ def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
     writer.finalise()
     keys = {"observation.images.front": "observation.top", "observation.goal": "observation.goal"}
     (plain,), (named,) = read_episodes(tmp_path / "data"), read_episodes(tmp_path / "data", keys)
-    assert plain.observation["front"].shape == (2, 3, 8, 10)
+    assert plain.observation["front"].shape == (2, 3, 32, 40)
     assert torch.equal(named.observation["top"], plain.observation["front"])
     assert torch.equal(named.observation["goal"], plain.observation["goal"])
 
