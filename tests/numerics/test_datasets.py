@@ -34,7 +34,7 @@ from tests.core.numerics.test_replay import ACTION as OF_STREAMS
 from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import assert_same, make_collector
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import concrete
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
@@ -159,6 +159,19 @@ def test_a_grid_of_symbols_comes_back_as_it_was(space, tmp_path, monkeypatch):
         )
         assert not recorded(tmp_path / "old")
     assert not recorded(tmp_path / "old")
+
+
+def test_an_action_that_never_changes_lies_between_its_bounds(tmp_path, caplog):
+    """Without an env the least and the greatest bound it: equal ones were refused as no bounds."""
+    free = Box(-np.inf, np.inf, (2,), np.float32)
+    writer = EpisodeWriter(tmp_path / "data", VECTOR, free, FPS)
+    for t in range(4):
+        writer.add(np.zeros(VECTOR.shape), np.array([t, 7.0]), 0.0, t == 3, False)
+    writer.end_episode(np.zeros(VECTOR.shape))
+    writer.finalise()
+    action = read_episodes(tmp_path / "data").spaces()[1]
+    assert (action.low.tolist(), action.high.tolist()) == ([0.0, 6.5], [3.0, 7.5])
+    assert_names(caplog.text, "[1]", "0.5")
 
 
 def test_statistics_are_those_of_all_frames(tmp_path):

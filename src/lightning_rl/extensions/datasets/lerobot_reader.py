@@ -348,20 +348,29 @@ class LeRobotEpisodes(Episodes):
         return _named(space_of(self[0].observation), names), named(action, leaf.names)
 
     def _measured_bounds(self) -> np.ndarray:
-        """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
+        """Return the least and the greatest actions, [2, A], by `meta/stats.json`.
+
+        A constant number lies in the middle between its bounds, so that it can be scaled.
+        """
         file = part_of(self.path, lerobot.STATISTICS)
         try:
             statistics = lerobot.read_json(file)[self._action.key]
             bounds = np.asarray([statistics["min"], statistics["max"]], np.float64)
+            constant = bounds[0] == bounds[1]
+            bounds[0] -= 0.5 * constant
+            bounds[1] += 0.5 * constant
             lerobot.check_bounds(bounds, self._action.shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"The dataset at {self.path} has no bounds of actions in {file.name} ({error!r}): "
                 "set data.env, the env of the recording."
             ) from error
+        indices = np.flatnonzero(constant).tolist()
+        margin = f"; numbers {indices} of an action never change, and have 0.5 on each side"
         rank_zero_info(
             f"The dataset at {self.path} does not record the bounds of its actions: the least and "
-            f"greatest actions bound the policy's, {bounds[0]} and {bounds[1]}."
+            f"greatest actions bound the policy's, {bounds[0]} and {bounds[1]}"
+            f"{margin if indices else ''}."
         )
         return bounds
 
