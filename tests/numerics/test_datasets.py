@@ -488,6 +488,28 @@ def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
         write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
 
 
+@pytest.mark.parametrize("count", [7, 300])
+def test_numbers_of_minari_get_the_dtype_of_the_env(count, tmp_path):
+    """A dataset of float64 was refused for an env of float32, unlike LeRobot's."""
+    pytest.importorskip("minari", reason="needs the extra data")
+    wide = Dict(x=Box(-9, 9, (2,), np.float64), n=Box(0, 999, (1,), np.int64))
+    writer, seen = (
+        EpisodeWriter(tmp_path / "a", wide, ACTION, FPS),
+        {"x": np.ones(2) / 3, "n": [count]},
+    )
+    writer.add(seen, np.zeros(2), 0.0, True, False)
+    writer.end_episode(seen)
+    write_minari(tmp_path / "b", read_episodes(tmp_path / "a"), wide, ACTION)
+    narrow = Dict(x=Box(-9, 9, (2,), np.float32), n=Box(0, 255, (1,), np.uint8))
+    episodes = read_episodes(tmp_path / "b", observation_space=narrow, action_space=ACTION)
+    if count > 255:
+        with refused(names=("observation.n", "uint8", "300")):
+            episodes[0]
+        return
+    expected = {"n": torch.full((2, 1), 7, dtype=torch.uint8), "x": torch.full((2, 2), 1 / 3)}
+    assert_same(episodes[0].observation, expected)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")
 def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monkeypatch):
     """Float64 rewards and nested infos included."""

@@ -400,6 +400,22 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "observation": leaves, **action, **bounds, "extras": extras}
 
 
+def kind_of(dtype: str) -> str:
+    """Return the kind of a dtype; signed and unsigned integers are one kind, and so is text."""
+    return "text" if dtype in TEXTS else np.dtype(dtype).kind.replace("u", "i")
+
+
+def as_dtype(values: np.ndarray, dtype: str, column: str) -> np.ndarray:
+    """Return a copy of values in the dtype of an env's space; refuse integers that would change."""
+    cast = values.astype(dtype)
+    require(
+        cast.dtype.kind not in "iu" or np.array_equal(cast, values),
+        f"{column} holds numbers that {dtype} cannot hold, such as {values[cast != values][:1]}. "
+        "Record it with this env, or correct the column.",
+    )
+    return cast
+
+
 def check_bounds(bounds: np.ndarray, shape: Sequence[int]) -> None:
     """Raise a ValueError if bounds of actions are not [2, *shape] with finite low < high."""
     fits = bounds.dtype.kind in "iuf" and bounds.size == 2 * prod(shape) and len(bounds) == 2

@@ -287,12 +287,9 @@ class LeRobotEpisodes(Episodes):
         column = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
             return column
-        # Integers of other widths fit here; `_numbers` refuses values that the cast would change.
+        # Integers of other widths fit here; `as_dtype` refuses values that the cast would change.
         leaf = replace(leaf, key=key, picture=column.picture)  # the shape in this dataset
-        kinds = {
-            "text" if dtype in lerobot.TEXTS else np.dtype(dtype).kind.replace("u", "i")
-            for dtype in (column.dtype, leaf.dtype)
-        }
+        kinds = {lerobot.kind_of(dtype) for dtype in (column.dtype, leaf.dtype)}
         content = "pictures" if column.picture else column.dtype
         require(
             column.shape == leaf.kept_shape and len(kinds) == 1,
@@ -518,13 +515,7 @@ class LeRobotEpisodes(Episodes):
         # final/ columns have the same names, and so the same order, as their step columns.
         if (order := self._orders.get(leaf.key.removeprefix("final/"))) is not None:
             values = values[..., order]
-        cast = values.astype(leaf.dtype)
-        require(
-            cast.dtype.kind not in "iu" or np.array_equal(cast, values),
-            f"{name}: its column '{leaf.key}' holds numbers that {leaf.dtype} cannot hold, such as "
-            f"{values[cast != values][:1]}. Record it with this env, or correct the column.",
-        )
-        return cast
+        return lerobot.as_dtype(values, leaf.dtype, f"{name}: its column '{leaf.key}'")
 
     def _extra(self, table: Any, extra: str, name: str) -> Tensor:
         key = self.extras[extra]
