@@ -29,13 +29,13 @@ pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
 
 SPACES = (
-    Dict({"state": Box(-1, 1, (2,)), "eye": Box(0, 255, (16, 16, 3), np.uint8)}),
+    Dict({"state": Box(-1, 1, (2,)), "eye": Box(0, 255, (32, 32, 3), np.uint8)}),
     Box(-1, 1, (1,)),
 )
 
 
 def seen(episode, t):
-    eye = np.full((16, 16, 3), 20 * episode + t, np.uint8)
+    eye = np.full((32, 32, 3), 20 * episode + t, np.uint8)
     return {"state": np.array([episode, t], np.float32), "eye": eye}
 
 

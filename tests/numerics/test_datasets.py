@@ -34,7 +34,7 @@ from tests.core.numerics.test_replay import ACTION as OF_STREAMS
 from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import assert_same, make_collector
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import concrete
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
@@ -134,6 +134,44 @@ def test_what_is_recorded_is_read_finalised_or_not_and_gone_on_with(pictures, lo
     kinds = {file.relative_to(path).parts[0] for file in path.rglob("*") if file.is_file()}
     assert kinds == {"data", "meta", *(["videos"] if pictures == "video" else [])}
     assert len(list(path.rglob("*.parquet"))) == 3, "data, episodes, tasks"
+
+
+@pytest.mark.parametrize(
+    "space", [Box(0, 255, (25, 25, 3), np.uint8), Box(0, 9, (40, 40, 3), np.uint8)]
+)
+def test_a_grid_of_symbols_comes_back_as_it_was(space, tmp_path, monkeypatch):
+    """MiniGrid's codes were filmed, and read as others; what an earlier version filmed goes on."""
+
+    def recorded(path):
+        writer, seen = EpisodeWriter(path, space, ACTION, FPS), space.sample()
+        writer.add(seen, np.zeros(2), 0.0, True, False)
+        writer.end_episode(seen)
+        writer.finalise()
+        *_, episode = read_episodes(path, observation_space=space)
+        return np.array_equal(episode.observation.numpy(), np.stack((seen, seen)))
+
+    for _ in range(2):
+        assert recorded(tmp_path / "new")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            "lightning_rl.extensions.datasets.lerobot_format._is_picture",
+            lambda space: len(space.shape) == 3,
+        )
+        assert not recorded(tmp_path / "old")
+    assert not recorded(tmp_path / "old")
+
+
+def test_an_action_that_never_changes_lies_between_its_bounds(tmp_path, caplog):
+    """Without an env the least and the greatest bound it: equal ones were refused as no bounds."""
+    free = Box(-np.inf, np.inf, (2,), np.float32)
+    writer = EpisodeWriter(tmp_path / "data", VECTOR, free, FPS)
+    for t in range(4):
+        writer.add(np.zeros(VECTOR.shape), np.array([t, 7.0]), 0.0, t == 3, False)
+    writer.end_episode(np.zeros(VECTOR.shape))
+    writer.finalise()
+    action = read_episodes(tmp_path / "data").spaces()[1]
+    assert (action.low.tolist(), action.high.tolist()) == ([0.0, 6.5], [3.0, 7.5])
+    assert_names(caplog.text, "[1]", "0.5")
 
 
 def test_statistics_are_those_of_all_frames(tmp_path):
@@ -287,7 +325,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
 
 def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
     """LeRobot's format has neither pictures with channels first nor scalars."""
-    space = Dict(front=Box(0, 255, (3, 8, 10), np.uint8), goal=Discrete(3))
+    space = Dict(front=Box(0, 255, (3, 32, 40), np.uint8), goal=Discrete(3))
     space.seed(1)
     writer = EpisodeWriter(tmp_path / "data", space, ACTION, FPS, pictures="png")
     writer.add(space.sample(), np.zeros(2), 0.0, True, False)
@@ -295,7 +333,7 @@ def test_columns_named_by_keys_have_the_shapes_of_the_recording(tmp_path):
     writer.finalise()
     keys = {"observation.images.front": "observation.top", "observation.goal": "observation.goal"}
     (plain,), (named,) = read_episodes(tmp_path / "data"), read_episodes(tmp_path / "data", keys)
-    assert plain.observation["front"].shape == (2, 3, 8, 10)
+    assert plain.observation["front"].shape == (2, 3, 32, 40)
     assert torch.equal(named.observation["top"], plain.observation["front"])
     assert torch.equal(named.observation["goal"], plain.observation["goal"])
 
@@ -448,6 +486,28 @@ def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
     assert_same(contents(episodes), contents(read_episodes(tmp_path / "back")))
     with refused(names="minari"):
         write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
+
+
+@pytest.mark.parametrize("count", [7, 300])
+def test_numbers_of_minari_get_the_dtype_of_the_env(count, tmp_path):
+    """A dataset of float64 was refused for an env of float32, unlike LeRobot's."""
+    pytest.importorskip("minari", reason="needs the extra data")
+    wide = Dict(x=Box(-9, 9, (2,), np.float64), n=Box(0, 999, (1,), np.int64))
+    writer, seen = (
+        EpisodeWriter(tmp_path / "a", wide, ACTION, FPS),
+        {"x": np.ones(2) / 3, "n": [count]},
+    )
+    writer.add(seen, np.zeros(2), 0.0, True, False)
+    writer.end_episode(seen)
+    write_minari(tmp_path / "b", read_episodes(tmp_path / "a"), wide, ACTION)
+    narrow = Dict(x=Box(-9, 9, (2,), np.float32), n=Box(0, 255, (1,), np.uint8))
+    episodes = read_episodes(tmp_path / "b", observation_space=narrow, action_space=ACTION)
+    if count > 255:
+        with refused(names=("observation.n", "uint8", "300")):
+            episodes[0]
+        return
+    expected = {"n": torch.full((2, 1), 7, dtype=torch.uint8), "x": torch.full((2, 2), 1 / 3)}
+    assert_same(episodes[0].observation, expected)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")

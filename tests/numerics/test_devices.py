@@ -71,6 +71,20 @@ def test_events_that_are_not_ours_are_left_to_their_reader(window):
     board.close()
 
 
+def test_a_full_queue_takes_no_key_from_a_person(window):
+    """The mouse over a window whose env reads no events filled the queue: pygame dropped the keys."""
+    import pygame
+
+    board, moved = opened(Keyboard()), pygame.event.Event(pygame.MOUSEMOTION, pos=(1, 1))
+    for _ in range(70):
+        for _ in range(1000):  # of at most 65,535 events
+            pygame.event.post(moved)
+        assert board.poll(None) == (None, None)
+    window("space")
+    assert board.poll(None).action is not None
+    board.close()
+
+
 def test_a_window_shows_the_env_and_who_acts(window):
     import pygame
 
@@ -190,6 +204,24 @@ def test_a_gamepad_takes_over_while_its_button_is_held(pads):
     pad.buttons[3] = 1
     source.reset(None)
     assert source.poll(None).event is None, "held since the episode before"
+    source.close()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_gamepad_that_is_pulled_out(pads, told):
+    """It read as idle, in silence; the env's window may have taken the event that tells of it."""
+    import pygame
+
+    source, (pad,) = opened(Gamepad()), pads
+    pad.get_instance_id = lambda: 3
+    pygame.event.post(pygame.event.Event(pygame.JOYDEVICEREMOVED, instance_id=2))
+    assert source.poll(None) == (None, None), "another one"
+    if told:
+        pygame.event.post(pygame.event.Event(pygame.JOYDEVICEREMOVED, instance_id=3))
+    else:
+        pads.clear()
+    with refused(names=("gamepad 0", "rl-cli fit --ckpt_path last")):
+        source.poll(None)
     source.close()
 
 

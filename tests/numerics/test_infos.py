@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
 from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
-from tests.envs import ScriptedEnv, ScriptedVector
+from tests.envs import UNIT, ScriptedEnv, ScriptedVector
 from tests.helpers import make_collector
 
 KINDS = ("sync", "async", "vector_entry_point")
@@ -91,6 +91,25 @@ def test_a_gymnasium_env_is_heard_at_every_step(kind):
                 np.testing.assert_allclose(values.numpy(), expected, err_msg=f"{key}/{name}")
         assert info["success"].tolist() == [age == LENGTH, False, False]
         assert info["success"].dtype == torch.bool
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_last_step_is_heard_of_an_env_that_clears_its_info_at_a_reset(kind):
+    """A worker sent what the reset had left of it."""
+    info = {"metrics": {"height": 0.0}, "executed_action": np.zeros(1), "intervened": True}
+
+    def write(env):
+        info["metrics"]["height"] = info["executed_action"][:] = 0.5 * env.age
+
+    told = {"act": write, "begin": write, "info": info, "length": 2}
+    make = partial(ScriptedEnv, action_space=UNIT, metadata={"reports_interventions": True}, **told)
+    gymnasium.register("Reused-v0", make)
+    env = GymnasiumEnv(1, "Reused-v0", vectorization=kind)
+    env.reset(seed=0)
+    for age in (1, 2, 1):
+        *_, heard = env.step(torch.zeros(1, 1))
+        assert heard["metrics"]["height"].item() == heard["executed_action"].item() == 0.5 * age
     env.close()
 
 

@@ -40,7 +40,7 @@ pytest.importorskip("av", reason="the extra data is not installed")
 
 LIMIT, GOAL = 16, 8
 STATES, TWO = Box(-np.inf, np.inf, (2,), np.float32), Discrete(2)
-CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
+CAMERA = Box(0, 255, (32, 32, 3), np.uint8)
 SEEN = Dict({"camera": CAMERA, "state": STATES})
 
 
@@ -228,7 +228,7 @@ def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
 def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     """Whose bytes nothing scales but the encoder; an env may have more to observe."""
     path = record(tmp_path / "data", [True, False] * 8, SEEN, picture_of)
-    small = partial(NatureCNN, size=16, channels=(8, 8), kernels=(4, 3), strides=(4, 1))
+    small = partial(NatureCNN, size=16, channels=(8, 8), kernels=(8, 3), strides=(8, 1))
     model = classify(
         tmp_path / "run",
         path,

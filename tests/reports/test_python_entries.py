@@ -66,8 +66,8 @@ def test_an_observation_that_no_env_may_return_is_refused_by_its_name(change, wo
         policy.act({"state": np.zeros(2), "bits": np.ones(3, np.int8)} | change)
 
 
-SEEN = Dict({"state": Box(-1, 1, (2,)), "rgb": Box(0, 255, (8, 8, 3), np.uint8)})
-STATE, RGB = np.zeros(2), np.zeros((8, 8, 3), np.uint8)
+SEEN = Dict({"state": Box(-1, 1, (2,)), "rgb": Box(0, 255, (32, 32, 3), np.uint8)})
+STATE, RGB = np.zeros(2), np.zeros((32, 32, 3), np.uint8)
 
 
 def recorded(path, action=STATE, reward=0.0, terminated=True, success=True, **more):

@@ -34,6 +34,7 @@ from lightning_rl.system.declared import Family, parts_of
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml
+from lightning_rl.system.process import package_defaults
 from lightning_rl.system.texts import imported
 
 
@@ -198,14 +199,16 @@ class SavedRun:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Turn any exception of a constructor into one message, and keep torch's random stream.
+        """Turn any exception of a constructor into one message.
+
+        Torch's random stream stays as it is; its defaults are those of this package.
 
         Raises:
             ConfigurationError: for any exception.
         """
         try:
             # Initial weights need no reproducible draws: the checkpoint replaces them.
-            with torch.random.fork_rng(devices=[]), weights_follow():
+            with torch.random.fork_rng(devices=[]), package_defaults(), weights_follow():
                 yield
         except Exception as error:
             cause: BaseException | None = error

@@ -18,6 +18,7 @@ from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.allocation import space_spec
 from lightning_rl.rollout.structured_actions import StructuredActions, as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.process import package_defaults
 
 
 class TrainedPolicy:
@@ -77,6 +78,7 @@ class TrainedPolicy:
         self._seed = seed
 
     @torch.no_grad()
+    @package_defaults()
     def act(self, observation: Any, deterministic: bool = True) -> Any:
         """Return the action for an observation, or the actions for a batch.
 

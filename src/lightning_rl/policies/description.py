@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_rl.checkpoints.registry import STATISTICS_FILES
 from lightning_rl.policies.base import Policy
 from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.process import package_defaults
 from lightning_rl.system.sharded import plain_class
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
@@ -70,6 +71,7 @@ def differences(current: Description, saved: Description) -> Differences:
     return Differences(sorted(classes), sorted(settings))
 
 
+@package_defaults()
 def with_statistics(
     module: nn.Module, saved: Mapping[str, Any], description: Description
 ) -> dict[str, Any]:

@@ -133,6 +133,30 @@ def test_it_executes_what_validate_does_bit_for_bit(name, runs):
         assert space.contains(one if space.shape else np.int64(one)), one
 
 
+@pytest.mark.parametrize("name", ["LSTM, noise", "CNN"])
+def test_defaults_of_torch_that_a_script_has_set_change_no_action(name, runs):
+    """A float64 default built a policy of float64, or failed; a device failed."""
+    *_, run_dir = runs(name)
+
+    def acts():
+        policy = load_policy(last(run_dir))
+        policy.observation_space.seed(0)
+        seen = [policy.observation_space.sample() for _ in range(4)]
+        actions = [policy.act(x, deterministic=i < 2).tolist() for i, x in enumerate(seen)]
+        return actions, policy.module.state_dict()
+
+    expected = acts()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        assert_same(expected, acts())
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
 @pytest.mark.parametrize("name", ["CartPole", "LSTM, noise"])
 def test_drawn_actions_are_those_of_an_evaluation_of_the_same_seeds(name, runs):
     module, data, run_dir = runs(name)

@@ -11,6 +11,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
@@ -138,6 +139,21 @@ def test_a_killed_worker_whose_env_has_a_process_is_noticed():
     with pytest.raises(WorkerDied, match="env 1 with exit code -9"):
         env._env.step(np.zeros(2, int))
     env.close()
+
+
+def test_a_worker_does_not_wait_for_the_threads_of_the_learner():
+    """A fork has none of them: an env that used torch waited for ever, after an update by several."""
+    threads = torch.get_num_threads()
+    make = partial(ScriptedEnv, reward=lambda env: torch.get_num_threads())
+    gymnasium.register("Threads-v0", make)
+    torch.set_num_threads(2)
+    try:
+        env = GymnasiumEnv(1, "Threads-v0", vectorization="async")
+        env.reset(seed=0)
+        assert env.step(torch.zeros(1, dtype=torch.int64))[1].item() == 1
+        env.close()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_signal_to_all_processes_of_a_job_leaves_the_workers_to_the_learner():

@@ -131,13 +131,15 @@ class ReplayableEpisode(gymnasium.Wrapper):
                 self._dtype = dtype
         if done:
             observation = copy.deepcopy(observation)  # the env may reuse the array
-        return observation, reward, terminated, truncated, self._sent(info)
+        return observation, reward, terminated, truncated, self._sent(info, done)
 
     # Infos travel from a worker through a pipe: only what is read, to save pickling.
-    def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _sent(self, info: dict[str, Any], done: bool = False) -> dict[str, Any]:
         if not (info and self._in_worker):
             return info
-        return {key: info[key] for key in READ if key in info}
+        entries = {key: info[key] for key in READ if key in info}
+        # At an end the worker resets the env before it sends, and the env may reuse its entries.
+        return copy.deepcopy(entries) if done else entries
 
     def profile_mujoco(self, enabled: bool) -> bool | None:
         """Switch MuJoCo's profiler; return whether this process uses it (None without MuJoCo)."""

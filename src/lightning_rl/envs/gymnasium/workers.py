@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AsyncVectorEnv, async_vector_env
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
@@ -231,6 +232,7 @@ def _work(
     # A process that the env forks would keep the pipe open after the end of this one.
     os.register_at_fork(after_in_child=pipe.close)
     seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators
+    torch.set_num_threads(1)  # a fork waits for ever for the learner's threads, which it lacks
     faulthandler.register(SHOW_STACK, open(stacks, "a"), all_threads=False)  # noqa: SIM115
     reports = _Reports(errors)
 

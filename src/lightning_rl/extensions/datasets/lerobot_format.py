@@ -94,6 +94,9 @@ GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
 CHANNELS = (1, 3, 4)
 """Allowed numbers of channels of a picture: grey, RGB, RGBA."""
 
+SMALLEST_PICTURE = 32
+"""Least height and width of a picture: MiniGrid's grids of symbols have up to 25 by 25 cells."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -156,9 +159,20 @@ def _leaf_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Leaf:
             "others into a Box)."
         )
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-    # Colour only: a uint8 array with one or four channels may be no picture, so it stays numbers.
-    in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
-    return Leaf(path, "", shape, dtype.name, in_colour, names_of(space))
+    return Leaf(path, "", shape, dtype.name, _is_picture(space), names_of(space))
+
+
+def _is_picture(space: gymnasium.Space[Any]) -> bool:
+    # A video would change symbols into others: small arrays, other bounds, and one or four channels
+    # may hold symbols, and stay numbers.
+    return (
+        isinstance(space, gymnasium.spaces.Box)
+        and space.dtype == np.uint8
+        and len(space.shape) == 3
+        and 3 in (space.shape[0], space.shape[-1])
+        and sorted(space.shape)[1] >= SMALLEST_PICTURE
+        and bool((space.low == 0).all() and (space.high == 255).all())
+    )
 
 
 def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
@@ -384,6 +398,22 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             "it."
         ) from error
     return {**content, "observation": leaves, **action, **bounds, "extras": extras}
+
+
+def kind_of(dtype: str) -> str:
+    """Return the kind of a dtype; signed and unsigned integers are one kind, and so is text."""
+    return "text" if dtype in TEXTS else np.dtype(dtype).kind.replace("u", "i")
+
+
+def as_dtype(values: np.ndarray, dtype: str, column: str) -> np.ndarray:
+    """Return a copy of values in the dtype of an env's space; refuse integers that would change."""
+    cast = values.astype(dtype)
+    require(
+        cast.dtype.kind not in "iu" or np.array_equal(cast, values),
+        f"{column} holds numbers that {dtype} cannot hold, such as {values[cast != values][:1]}. "
+        "Record it with this env, or correct the column.",
+    )
+    return cast
 
 
 def check_bounds(bounds: np.ndarray, shape: Sequence[int]) -> None:

@@ -287,12 +287,9 @@ class LeRobotEpisodes(Episodes):
         column = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
             return column
-        # Integers of other widths fit here; `_numbers` refuses values that the cast would change.
+        # Integers of other widths fit here; `as_dtype` refuses values that the cast would change.
         leaf = replace(leaf, key=key, picture=column.picture)  # the shape in this dataset
-        kinds = {
-            "text" if dtype in lerobot.TEXTS else np.dtype(dtype).kind.replace("u", "i")
-            for dtype in (column.dtype, leaf.dtype)
-        }
+        kinds = {lerobot.kind_of(dtype) for dtype in (column.dtype, leaf.dtype)}
         content = "pictures" if column.picture else column.dtype
         require(
             column.shape == leaf.kept_shape and len(kinds) == 1,
@@ -348,20 +345,29 @@ class LeRobotEpisodes(Episodes):
         return _named(space_of(self[0].observation), names), named(action, leaf.names)
 
     def _measured_bounds(self) -> np.ndarray:
-        """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
+        """Return the least and the greatest actions, [2, A], by `meta/stats.json`.
+
+        A constant number lies in the middle between its bounds, so that it can be scaled.
+        """
         file = part_of(self.path, lerobot.STATISTICS)
         try:
             statistics = lerobot.read_json(file)[self._action.key]
             bounds = np.asarray([statistics["min"], statistics["max"]], np.float64)
+            constant = bounds[0] == bounds[1]
+            bounds[0] -= 0.5 * constant
+            bounds[1] += 0.5 * constant
             lerobot.check_bounds(bounds, self._action.shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"The dataset at {self.path} has no bounds of actions in {file.name} ({error!r}): "
                 "set data.env, the env of the recording."
             ) from error
+        indices = np.flatnonzero(constant).tolist()
+        margin = f"; numbers {indices} of an action never change, and have 0.5 on each side"
         rank_zero_info(
             f"The dataset at {self.path} does not record the bounds of its actions: the least and "
-            f"greatest actions bound the policy's, {bounds[0]} and {bounds[1]}."
+            f"greatest actions bound the policy's, {bounds[0]} and {bounds[1]}"
+            f"{margin if indices else ''}."
         )
         return bounds
 
@@ -509,13 +515,7 @@ class LeRobotEpisodes(Episodes):
         # final/ columns have the same names, and so the same order, as their step columns.
         if (order := self._orders.get(leaf.key.removeprefix("final/"))) is not None:
             values = values[..., order]
-        cast = values.astype(leaf.dtype)
-        require(
-            cast.dtype.kind not in "iu" or np.array_equal(cast, values),
-            f"{name}: its column '{leaf.key}' holds numbers that {leaf.dtype} cannot hold, such as "
-            f"{values[cast != values][:1]}. Record it with this env, or correct the column.",
-        )
-        return cast
+        return lerobot.as_dtype(values, leaf.dtype, f"{name}: its column '{leaf.key}'")
 
     def _extra(self, table: Any, extra: str, name: str) -> Tensor:
         key = self.extras[extra]

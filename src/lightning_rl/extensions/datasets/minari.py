@@ -30,8 +30,10 @@ from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from lightning_rl.extensions.datasets.lerobot_format import (
     MOST_VALUES,
     action_leaf,
+    as_dtype,
     check_file,
     import_extra,
+    kind_of,
     leaves_of,
     read_json,
 )
@@ -90,6 +92,7 @@ class MinariEpisodes(Episodes):
             lengths = self._open()
         except Exception as error:  # a damaged or malicious file may raise anything
             raise self._unreadable(error) from error
+        self._dtypes: dict[str, str] = {}  # of the env, if it is known, by name of the array
         self._check_spaces(observation_space, action_space)
         self.first_action = first_choice(self._storage.action_space)
         self.rule = EndRule({name: name for name in ("terminated", "truncated")}, ends, path)
@@ -140,7 +143,7 @@ class MinariEpisodes(Episodes):
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
         names, stored_spaces = ("observation", "action"), self.spaces()
         for name, env_space, stored_space in zip(names, spaces, stored_spaces, strict=True):
-            stored = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(stored_space, name)]
+            stored = _arrays_of(stored_space, name)
             require(
                 name == "observation" or [path for path, *_ in stored] == [()],
                 f"The dataset at {self.path} has actions of several parts, {stored_space}, but "
@@ -148,13 +151,14 @@ class MinariEpisodes(Episodes):
             )
             if env_space is None:
                 continue
-            expected = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(env_space, name)]
             require(
-                sorted(expected) == sorted(stored)
+                sorted(_arrays_of(env_space, name)) == sorted(stored)
                 and (name == "observation" or _same_choices(env_space, stored_space)),
                 f"The dataset at {self.path} belongs to another env: its {name} space is "
                 f"{stored_space}, but this env's is {env_space}. Record it with this env.",
             )
+            for leaf in leaves_of(env_space, name):
+                self._dtypes[".".join((name, *leaf.path))] = leaf.dtype
 
     def _check_size(self, number: int) -> None:
         if self._hdf5:
@@ -200,10 +204,10 @@ class MinariEpisodes(Episodes):
             for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()
         }
         terminated, truncated = self.rule.apply(length, flags, success, name)
-        self._check_values(raw, length, name)
+        observation, action = self._values(raw, length, name)
         return Episode(
-            observation=map_tree(torch.from_numpy, raw["observations"]),
-            action=torch.from_numpy(as_policy_counts(raw["actions"], self.first_action)),
+            observation=map_tree(torch.from_numpy, observation),
+            action=torch.from_numpy(as_policy_counts(action, self.first_action)),
             reward=torch.from_numpy(_per_step(raw["rewards"], length, "rewards", name)),
             terminated=terminated,
             truncated=truncated,
@@ -219,14 +223,17 @@ class MinariEpisodes(Episodes):
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         return self._storage.observation_space, self._storage.action_space
 
-    def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
+    def _values(self, raw: Mapping[str, Any], length: int, name: str) -> tuple[Any, np.ndarray]:
+        """Return observations and actions, in the dtypes of the env if it is known."""
         action, space = raw["actions"], self._storage.action_space
         require(
             action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
             f"{name} has actions of shape {list(action.shape)} for {length} steps of {space}. "
             "Correct them, or leave the episode out.",
         )
+        leaves = {}
         for leaf in leaves_of(self._storage.observation_space):
+            part = ".".join(("observation", *leaf.path))
             values = raw["observations"]
             for key in leaf.path:
                 values = values.get(key) if isinstance(values, Mapping) else None
@@ -235,10 +242,15 @@ class MinariEpisodes(Episodes):
                 isinstance(values, np.ndarray)
                 and values.dtype.kind in "biuf"
                 and values.shape[1:] == leaf.shape,
-                f"{name} has no numbers of shape {list(leaf.shape)} as "
-                f"{'.'.join(('observation', *leaf.path))}, which its space has. Correct it, or "
-                "leave the episode out.",
+                f"{name} has no numbers of shape {list(leaf.shape)} as {part}, which its space "
+                "has. Correct it, or leave the episode out.",
             )
+            leaves[leaf.path] = self._in_dtype(values, part, name)
+        return tree_of_leaves(leaves), self._in_dtype(action, "action", name)
+
+    def _in_dtype(self, values: np.ndarray, part: str, name: str) -> np.ndarray:
+        dtype = self._dtypes.get(part, values.dtype.name)
+        return values if values.dtype == dtype else as_dtype(values, dtype, f"{name}: its {part}")
 
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
         steps = {}
@@ -264,6 +276,10 @@ class MinariEpisodes(Episodes):
             )
         self._left_out |= left_out
         return steps
+
+
+def _arrays_of(space: gymnasium.Space[Any], name: str) -> list[tuple[Any, ...]]:
+    return [(leaf.path, leaf.shape, kind_of(leaf.dtype)) for leaf in leaves_of(space, name)]
 
 
 def _same_choices(space: Any, stored: Any) -> bool:

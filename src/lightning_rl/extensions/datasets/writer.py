@@ -125,6 +125,13 @@ class EpisodeWriter:
         old = info["features"]
         valid = lerobot.read_info(self.path / lerobot.INFO)["features"]
         names = {key: lerobot.leaf_of(key, valid[key], ()).names for key in valid}
+        # What the dataset films stays a film: an earlier version filmed small arrays, too.
+        films = {
+            (leaf.path, leaf.shape, leaf.dtype): leaf for leaf in dataset.leaves if leaf.picture
+        }
+        self._leaves = [
+            films.get((leaf.path, leaf.shape, leaf.dtype), leaf) for leaf in self._leaves
+        ]
         # Names of joints and the like may stand on one side only: adopt them, do not refuse.
         self._leaves = [
             replace(leaf, names=leaf.names or names.get(leaf.key, ())) for leaf in self._leaves

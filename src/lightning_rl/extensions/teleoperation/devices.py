@@ -26,6 +26,12 @@ from lightning_rl.kwargs import GamepadKwargs, KeyboardKwargs, SpaceMouseKwargs,
 INSTALL = "pip install -e '.[hil-devices]'"
 """How to install the packages."""
 
+PLUG_IN = "plug it in again, and resume the run: rl-cli fit --ckpt_path last."
+"""What to do if a device was pulled out."""
+
+FLOODS = ("MOUSEMOTION", "FINGERMOTION", "TEXTINPUT", "JOYAXISMOTION")
+"""Events that soon fill pygame's queue if the env does not read it; pygame then drops new ones."""
+
 Neutral = list[float] | Mapping[str, float] | None
 """The action of an idle person: numbers in the order of the env, or by name."""
 
@@ -262,7 +268,8 @@ class Gamepad(Device):
         kwargs: see `Device`.
 
     Raises:
-        ConfigurationError: a number is out of range; when opened: there is no gamepad.
+        ConfigurationError: a number is out of range; when opened: there is no gamepad; when polled:
+            it was unplugged.
     """
 
     def __init__(
@@ -312,7 +319,12 @@ class Gamepad(Device):
         self._last_buttons = set(self.buttons.values())
 
     def poll(self, observation: Any) -> InterventionDecision:
-        self._pygame.event.pump()  # keep the events, because the env's window may need them
+        # A removed pad reads as idle. The env's window may have taken the event of a removal.
+        removed = [event.instance_id for event in _events(self._pygame, "JOYDEVICEREMOVED")]
+        require(
+            self._pad.get_instance_id() not in removed and self._pygame.joystick.get_count() > 0,
+            f"The gamepad {self.number} was unplugged: {PLUG_IN}",
+        )
         down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
         event: Event | None = None
         for name in ("success", "failure", "rerecord"):
@@ -407,8 +419,7 @@ class SpaceMouse(Device):
                 self._take(bytes(report))
         except OSError as error:
             raise ConfigurationError(
-                f"The space-mouse has become unreadable ({error}): plug it in again, and resume "
-                "the run: rl-cli fit --ckpt_path last."
+                f"The space-mouse has become unreadable ({error}): {PLUG_IN}"
             ) from error
         live = {str(i): x for i, x in enumerate(self._values) if abs(x) > self.dead_zone}
         down = {str(i): 1.0 for i in range(16) if self._buttons >> i & 1}
@@ -460,6 +471,15 @@ def _package(name: str, device: str) -> Any:
         ) from error
 
 
+def _events(pygame: Any, *names: str) -> list[Any]:
+    """Take the waiting events of these kinds from pygame's queue, and drop `FLOODS`.
+
+    The others stay: the env's window handles them, such as its closing.
+    """
+    kinds, floods = ([getattr(pygame, name) for name in group] for group in (names, FLOODS))
+    return [event for event in pygame.event.get([*kinds, *floods]) if event.type in kinds]
+
+
 class _Window:
     """The pygame window that receives keys: the env's own window, or a new one."""
 
@@ -486,8 +506,7 @@ class _Window:
         if self._owns_window:
             self._draw(taken_over)
         pressed = []
-        # Take only key events: the env handles others, such as closing the window.
-        for event in pygame.event.get((pygame.KEYDOWN, pygame.KEYUP)):
+        for event in _events(pygame, "KEYDOWN", "KEYUP"):
             name = pygame.key.name(event.key)
             if event.type == pygame.KEYDOWN:
                 pressed.append(name)
