@@ -40,7 +40,7 @@ from tests.envs import ScriptedEnv
 from tests.helpers import assert_same
 from tests.messages import refused
 
-GAIN = 2.0
+GAIN, X = 2.0, {"name": "x"}
 PENDULUM = partial(GymnasiumEnv, id="Pendulum-v1")
 STEP = Reward("measurement", {"name": "step"}, 0.5)
 
@@ -156,6 +156,20 @@ def test_a_command_is_observed_before_it_is_rewarded_also_at_the_end_of_an_episo
         followed = torch.where(truncated[:, None], info["final_obs"], observation)
         assert (followed != commands[-1]).any(), "drawn within the step"
         commands.append(observation)
+
+
+def test_the_bounds_of_a_term_are_those_of_its_group():
+    def picture(env):
+        return 600.0 * env.uniform(12).reshape(-1, 2, 2, 3) - 300.0
+
+    camera = Observation(picture, clip=(0.0, 255.0), scale=-1 / 255)
+    groups = {"camera": {"picture": camera}, "both": {"a": camera, "b": Observation("entry", X)}}
+    env = Drift(8, observations=groups)
+    space = env.single_observation_space["camera"]
+    assert (space.low.min(), space.high.max()) == (-1.0, 0.0)
+    observation, _ = env.reset(seed=0)
+    assert (observation["camera"].min(), observation["camera"].max()) == (-1.0, 0.0)
+    assert not env.single_observation_space["both"].is_bounded()
 
 
 class Counting:

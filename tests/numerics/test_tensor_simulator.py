@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl import (
@@ -207,6 +207,17 @@ def test_actions_are_clipped_to_the_bounds_that_there_are(space, clip_action, ta
     env.step(action)
     assert torch.equal(env.simulator.taken, torch.tensor([taken]).expand(3, 2))
     assert (env.simulator.taken is action) == (taken == [2.7, -0.5]), "no work without bounds"
+
+
+def test_floats_have_the_announced_bounds_of_their_shape():
+    announced = Dict({"policy": Box(-EDGE, EDGE, (1,)), "critic": Box(0.0, 1.0, (5,))})
+
+    class Announcing(ManiSkillLike):
+        single_observation_space = announced
+
+    space = TensorSimulator(3, Announcing).single_observation_space
+    assert space["policy"] == announced["policy"]
+    assert space["critic"] == Box(-np.inf, np.inf, (2,))
 
 
 def late(num_envs):

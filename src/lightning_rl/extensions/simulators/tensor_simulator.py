@@ -116,8 +116,11 @@ class TensorSimulator(VectorEnv):
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
-        # `critic`.
-        self.single_observation_space = space_of(self._last)
+        # `critic`. The bounds, which floats do not show, are the announced ones.
+        owners = (self.simulator, self.simulator.unwrapped)
+        spaces = (getattr(owner, "single_observation_space", None) for owner in owners)
+        announced = next((space for space in spaces if space is not None), None)
+        self.single_observation_space = _bounded(space_of(self._last), announced)
         # The time limit as Isaac Lab and rsl_rl name it, then as Gymnasium does.
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
@@ -373,6 +376,19 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
     bounds = [torch.as_tensor(bound).cpu().numpy() for bound in (space.low, space.high)]
     low, high = (np.broadcast_to(bound, space.shape).astype(np.float32) for bound in bounds)
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _bounded(space: gymnasium.Space[Any], announced: Any) -> gymnasium.Space[Any]:
+    """Return the space with the announced bounds of the Boxes whose shape and dtype agree."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        parts = announced.spaces if isinstance(announced, gymnasium.spaces.Dict) else {}
+        return gymnasium.spaces.Dict(
+            {key: _bounded(child, parts.get(key)) for key, child in space.items()}
+        )
+    agrees = isinstance(announced, gymnasium.spaces.Box) and (
+        (announced.shape, announced.dtype) == (space.shape, space.dtype)
+    )
+    return announced if agrees else space
 
 
 def _bounds(space: gymnasium.Space[Any], device: torch.device) -> tuple[Tensor, Tensor] | None:
