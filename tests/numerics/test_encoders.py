@@ -665,3 +665,10 @@ def test_pictures_without_pixels_are_refused():
     with refused(names=("pictures.size", "at least 1", "0")):
         Pictures(size=0)
     assert isinstance(PushCube(2, pictures=Pictures(8, 1)).single_observation_space, gymnasium.spaces.Box)  # fmt: skip
+
+
+@pytest.mark.parametrize("encoders", [None, {"camera": NatureCNN}])
+def test_a_picture_of_floats_without_bounds_is_refused_by_its_bounds(encoders):
+    space = Dict({"camera": Box(-np.inf, np.inf, (48, 48, 3))})
+    with refused(names=("'camera'", "bounds within -1 and 1", "clip: [0.0, 1.0]")):
+        DictEncoder(space, encoders)

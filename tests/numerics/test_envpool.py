@@ -2,14 +2,17 @@
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 
 from lightning_rl import EnvPoolEnv
 from tests.core.numerics.test_envs import plain, play, random_actions, row
+from tests.envs import NUMBER
 from tests.helpers import assert_same
 from tests.messages import refused
 
@@ -18,6 +21,28 @@ def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with refused(names="pip install -e '.[envpool]'"):
         EnvPoolEnv(2, "CartPole-v1")
+
+
+def test_choices_are_those_of_the_space(monkeypatch):
+    config = SimpleNamespace(max_num_players=1, max_episode_steps=9)
+    spaces = {"observation": NUMBER, "action": Discrete(3, start=1)}
+    spaces = {f"gymnasium_{name}_space": space for name, space in spaces.items()}
+    zeros, taken = np.zeros((2, 1), np.float32), []
+
+    def step(actions):
+        taken.append(actions.tolist())
+        return zeros, zeros[:, 0], zeros[:, 0] > 0, zeros[:, 0] > 0, {}
+
+    fake = SimpleNamespace(
+        list_all_envs=lambda: ["X"],
+        make_spec=lambda id, **_: SimpleNamespace(config=config, **spaces),
+        make_gymnasium=lambda id, **_: SimpleNamespace(reset=lambda: (zeros, {}), step=step),
+    )
+    monkeypatch.setitem(sys.modules, "envpool", fake)
+    env = EnvPoolEnv(2, "X")
+    env.reset(seed=0)
+    env.step(torch.tensor([0, 2]))
+    assert taken == [[1, 3]]
 
 
 @pytest.fixture

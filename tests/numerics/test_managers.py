@@ -40,7 +40,7 @@ from tests.envs import ScriptedEnv
 from tests.helpers import assert_same
 from tests.messages import refused
 
-GAIN = 2.0
+GAIN, X = 2.0, {"name": "x"}
 PENDULUM = partial(GymnasiumEnv, id="Pendulum-v1")
 STEP = Reward("measurement", {"name": "step"}, 0.5)
 
@@ -128,7 +128,7 @@ def test_an_interval_event_fires_in_each_env_at_times_of_its_own():
     assert torch.allclose(x.diff(dim=1)[fired], torch.tensor(9.0))
     assert not fired.all(0).any()
     for row in fired:
-        times = torch.cat((torch.tensor([0]), row.nonzero()[:, 0])).diff()  # steps between
+        times = torch.cat((torch.tensor([0]), row.nonzero()[:, 0] + 1)).diff()  # steps between
         assert set(times.tolist()) <= {3, 4, 5}
     assert len({tuple(row.tolist()) for row in fired}) > 32
 
@@ -136,13 +136,40 @@ def test_an_interval_event_fires_in_each_env_at_times_of_its_own():
 def test_an_interval_event_may_replace_a_parameter_and_fire_at_a_reset_too():
     setting = {"name": "gain", "low": 5.0, "high": 6.0}
     later = Drift(3, events={"gain": Event("randomize", setting, "interval", (0.2, 0.2))})
-    played(later, 2, action=0.0)
+    played(later, 1, action=0.0)
     assert (later.state["gain"] == GAIN).all()
     later.step(torch.zeros(3, 1))
     assert (later.state["gain"] >= 5.0).all()
     at_once = Drift(3, events={"gain": Event("randomize", setting, "interval", (9.0, 9.0), True)})
     at_once.reset(seed=0)
     assert (at_once.state["gain"] >= 5.0).all()
+
+
+def test_a_command_is_observed_before_it_is_rewarded_also_at_the_end_of_an_episode():
+    draw = Event("randomize", {"name": "gain", "low": 1, "high": 9}, "interval", (0.1, 0.3), True)
+    gain = {"policy": {"gain": Observation("entry", {"name": "gain"})}}
+    env = Drift(16, steps=4, events={"draw": draw}, observations=gain, rewards={"step": STEP})
+    observation, steps = played(env, 12)
+    commands = [observation]
+    for observation, reward, _, truncated, info in steps:
+        torch.testing.assert_close(reward, 0.5 * commands[-1][:, 0])
+        followed = torch.where(truncated[:, None], info["final_obs"], observation)
+        assert (followed != commands[-1]).any(), "drawn within the step"
+        commands.append(observation)
+
+
+def test_the_bounds_of_a_term_are_those_of_its_group():
+    def picture(env):
+        return 600.0 * env.uniform(12).reshape(-1, 2, 2, 3) - 300.0
+
+    camera = Observation(picture, clip=(0.0, 255.0), scale=-1 / 255)
+    groups = {"camera": {"picture": camera}, "both": {"a": camera, "b": Observation("entry", X)}}
+    env = Drift(8, observations=groups)
+    space = env.single_observation_space["camera"]
+    assert (space.low.min(), space.high.max()) == (-1.0, 0.0)
+    observation, _ = env.reset(seed=0)
+    assert (observation["camera"].min(), observation["camera"].max()) == (-1.0, 0.0)
+    assert not env.single_observation_space["both"].is_bounded()
 
 
 class Counting:
@@ -161,8 +188,8 @@ def test_the_memory_of_an_interval_event_counts_its_firings(at_reset):
     env = Drift(2, events={"count": Event(Counting, {}, "interval", (0.5, 0.5), at_reset)})
     first, steps = played(env, 12, action=0.0)
     x = [100 * observation[0].item() for observation in (first, *(step[0] for step in steps))]
-    assert x[6] == pytest.approx(1 + at_reset)
-    assert x[11] == pytest.approx(2 + at_reset)
+    assert x[5] == pytest.approx(1 + at_reset)
+    assert x[9:11] == pytest.approx([1 + at_reset, 2 + at_reset])
     assert not at_reset or x[0] == pytest.approx(1)
 
 

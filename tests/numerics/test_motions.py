@@ -20,6 +20,7 @@ from lightning_rl.extensions.motions.robot import deviated
 from lightning_rl.extensions.motions.style import Discriminator
 from lightning_rl.rollout.allocation import allocate_rollout
 from lightning_rl.rollout.contract import FinalObservationWriter
+from lightning_rl.system.errors import EnvFaultError
 from tests.core.numerics.test_sac import actor_layers
 from tests.helpers import assert_same_run, last, train
 from tests.messages import refused
@@ -272,6 +273,16 @@ def test_steps_that_only_reset_are_no_style_and_no_curiosity():
     assert torch.equal(steps["policy"], pairs[real])
     network = RandomNetworkDistillation(SPACE, keys=["style"])
     assert len(network.reward(rollout, 0)[1]) == real.sum()
+
+
+def test_a_style_or_a_curiosity_without_the_state_after_a_termination_is_refused():
+    rollout = allocate_rollout(SPACE, Box(-1, 1, (1,)), 3, 5)
+    rollout["terminated"][1, 2] = rollout["done"][1, 2] = True
+    cure = "missing_final: last_observation"
+    novelty = RandomNetworkDistillation(SPACE)
+    for reward in (discriminator().reward, partial(novelty.reward, env_steps=0)):
+        with refused(EnvFaultError, names=("env 1", "step 2", "info['final_obs']", cure)):
+            reward(rollout)
 
 
 def test_the_loss_of_a_discriminator_has_the_gradient_of_its_reference():

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl import (
@@ -16,11 +16,13 @@ from lightning_rl import (
     ActorCritic,
     ReplayBuffer,
     RslRlVecEnv,
+    SquashedActorCritic,
     SyncCollector,
     TensorSimulator,
     TermWrapper,
 )
 from lightning_rl.extensions.managers import Event, Observation, Reward
+from lightning_rl.extensions.managers.actions import Position
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
@@ -209,6 +211,17 @@ def test_actions_are_clipped_to_the_bounds_that_there_are(space, clip_action, ta
     assert (env.simulator.taken is action) == (taken == [2.7, -0.5]), "no work without bounds"
 
 
+def test_floats_have_the_announced_bounds_of_their_shape():
+    announced = Dict({"policy": Box(-EDGE, EDGE, (1,)), "critic": Box(0.0, 1.0, (5,))})
+
+    class Announcing(ManiSkillLike):
+        single_observation_space = announced
+
+    space = TensorSimulator(3, Announcing).single_observation_space
+    assert space["policy"] == announced["policy"]
+    assert space["critic"] == Box(-np.inf, np.inf, (2,))
+
+
 def late(num_envs):
     return TensorSimulator(num_envs, Late, resets="a_step_late")
 
@@ -324,6 +337,19 @@ class Walker:
 
 def walking(num_envs, **inner):
     return TensorSimulator(num_envs, lambda n: RslRlVecEnv(Walker(n, **inner)))
+
+
+def test_actions_without_bounds_are_refused_with_cures_that_a_simulator_has():
+    def actor(env):
+        return SquashedActorCritic(env.single_observation_space, env.single_action_space)
+
+    with refused(names=("inf", "TermWrapper", "{class_path: Position", "action_bound")):
+        actor(walking(2))
+    wrapped = TermWrapper(2, walking, action=Position(scale=3.0, clip=1.0))
+    bounded = TensorSimulator(2, lambda n: RslRlVecEnv(Walker(n), action_bound=1.0))
+    for env in (wrapped, bounded):
+        assert env.single_action_space == Box(-1.0, 1.0, (1,))
+        actor(env)
 
 
 EACH_SECOND = Event(lambda env: env.simulator.env.seen.append(1), mode="interval", every_s=(1, 1))

@@ -7,22 +7,25 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lightning_rl import (
     ActorOnly,
     DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
+    TensorSimulator,
     read_episodes,
     read_replay,
     write_minari,
     write_replay,
 )
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
-from tests.envs import ScriptedEnv
+from lightning_rl.rollout.contract import map_tree
+from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import make_collector
 from tests.messages import refused
+from tests.numerics.test_tensor_simulator import ManiSkillLike
 from tests.reports.datasets import STATE, make, numbers, pq
 
 SINGLE = Discrete(3, start=1)
@@ -116,3 +119,33 @@ def test_another_numbering_than_that_of_the_dataset_is_refused(tmp_path):
     assert box[0].action.tolist() == [0, 1, 1, 2]
     with refused(names="the action 3 at step 3"):
         read_episodes(tmp_path / "theirs", action_space=Discrete(3))[0]
+
+
+PARTS = Dict({"arm": Box(-1.0, 1.0, (1,)), "mode": SINGLE})
+BATCHES = [
+    (SINGLE, [0, 2], [1, 3]),
+    (SEVERAL, [[0, 0], [2, 1]], [[1, -4], [3, -3]]),
+    (PARTS, [[0.5, 0.0], [1.0, 2.0]], {"arm": [[0.5], [1.0]], "mode": [1, 3]}),
+]
+
+
+@pytest.mark.parametrize(("space", "action", "taken"), BATCHES, ids=["single", "several", "parts"])
+def test_torch_envs_and_simulators_get_the_parts_and_the_numbers_of_the_space(space, action, taken):
+    seen = []
+
+    class Taking(ManiSkillLike):
+        single_action_space = space
+
+        def move(self, action):
+            seen.append(action)
+            return super().move(torch.zeros(2, 1))
+
+    def move(env, state, action):
+        seen.append(action)
+        return ({},)
+
+    task = ScriptedTask(2, lambda uniform: {"x": uniform}, move, action_space=space)
+    for env in (task, TensorSimulator(2, Taking)):
+        env.reset(seed=0)
+        env.step(torch.tensor(action))
+    assert [map_tree(torch.Tensor.tolist, tree) for tree in seen] == [taken, taken]

@@ -34,8 +34,8 @@ class Event(Term):
     The term returns the replaced entries of the state, {name: [M, ...]}.
 
     Attributes:
-        mode: `startup`: once per env; `reset`: at the start of every episode; `interval`: before a
-            step, at random times. Default: `reset`, or the task's.
+        mode: `startup`: once per env; `reset`: at the start of every episode; `interval`: between
+            two steps, at random times. Default: `reset`, or the task's.
         every_s: least and most seconds from one firing to the next, for the mode `interval`.
         at_reset: whether an interval event also fires at the start of every episode.
     """

@@ -11,5 +11,6 @@ from lightning_rl.rollout.contract import map_tree as map_tree
 from lightning_rl.rollout.contract import next_observations as next_observations
 from lightning_rl.rollout.contract import tree_of_leaves as tree_of_leaves
 from lightning_rl.rollout.goals import GoalFunction as GoalFunction
+from lightning_rl.rollout.next_states import next_states as next_states
 
 __all__: list[str]

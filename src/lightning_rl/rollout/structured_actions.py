@@ -145,8 +145,8 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
 def first_choice(space: spaces.Space[Any]) -> np.ndarray:
     """Return the env's number for the first category of its choices, [] or [*A]; 0 for a Box.
 
-    Policies, rollouts and replays count from 0. Only `as_policy_counts` and `as_env_counts`
-    convert.
+    Policies, rollouts and replays count from 0. Only `as_policy_counts`, `as_env_counts` and, for
+    tensors, `as_env_action` convert.
     """
     return np.asarray(getattr(space, "start", 0))
 
@@ -159,6 +159,18 @@ def as_policy_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
 def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Convert choices from 0 to the env's choices; [..., *A], same dtype; `first` [] or [*A]."""
     return (action + first).astype(action.dtype) if first.any() else action
+
+
+def differs_in_env(space: spaces.Space[Any]) -> bool:
+    """Return whether an env of a space takes other actions than policies give: `as_env_action`."""
+    return isinstance(space, StructuredActions) or bool(first_choice(space).any())
+
+
+def as_env_action(space: spaces.Space[Any], action: Tensor) -> Any:
+    """Convert flat actions [N, *A], with choices from 0, to the env's: its parts, its choices."""
+    if isinstance(space, StructuredActions):
+        return space.tensors(action)
+    return action + torch.as_tensor(first_choice(space).tolist(), device=action.device)
 
 
 def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:

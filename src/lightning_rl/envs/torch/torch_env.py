@@ -16,7 +16,7 @@ from lightning_rl.envs.step_results import check_vector
 from lightning_rl.envs.torch.counter_random import key_of, uniforms
 from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
-from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
+from lightning_rl.rollout.structured_actions import as_env_action, differs_in_env, flat_actions
 from lightning_rl.system.errors import require
 
 
@@ -100,6 +100,7 @@ class TorchEnv(VectorEnv):
         self.device = torch.device(device)
         self.single_observation_space = observation_space
         self.single_action_space = flat_actions(action_space)
+        self._converts = differs_in_env(self.single_action_space)
         self.max_episode_steps = max_episode_steps
         self.seed = torch.arange(num_envs, device=self.device)
         self.episode = torch.full_like(self.seed, -1)
@@ -131,8 +132,8 @@ class TorchEnv(VectorEnv):
 
         Args:
             state: [N], the result of `initial_state` or of the last transition.
-            action: [N, *A] from the policy, not clipped to the space. Dict or Tuple spaces: a dict
-                or tuple of tensors; MultiBinary: int64.
+            action: [N, *A] from the policy, not clipped to the space; choices from the space's
+                `start`. Dict or Tuple spaces: a dict or tuple of tensors; MultiBinary: int64.
         """
 
     def uniform(self, count: int, stream: int = 0) -> Tensor:
@@ -231,8 +232,7 @@ class TorchEnv(VectorEnv):
         """Execute the transition; return state, reward, terminated, truncated [N], and info."""
         # Copy, because an env may write into its action.
         action = action.to(self.device, copy=True)
-        space = self.single_action_space
-        env_action = space.tensors(action) if isinstance(space, StructuredActions) else action
+        env_action = as_env_action(self.single_action_space, action) if self._converts else action
         moved, reward, terminated, info = self.full_transition(self.state, env_action)
         truncated = elapsed >= self.max_episode_steps  # also if this step terminates the episode
         # Check now: later operations might broadcast a wrong shape.

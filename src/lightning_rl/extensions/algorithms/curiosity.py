@@ -14,7 +14,7 @@ from lightning_rl import PPO, SAC, Algorithm, Policy, SquashedActorCritic
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RunningMoments, mlp
-from lightning_rl.extend.rollout import add_transition_field, next_observations
+from lightning_rl.extend.rollout import add_transition_field, next_states
 from lightning_rl.extensions.algorithms.hindsight import HindsightReplay
 from lightning_rl.extensions.datasets.mixed_replay import MixedReplay
 from lightning_rl.functional import discounted_return
@@ -93,8 +93,11 @@ class RandomNetworkDistillation(nn.Module):
         """Return the weighted rewards [N, T] of a fresh rollout [N, T+1], and its states [M, D].
 
         The running statistics include the rollout; the states are normalized.
+
+        Raises:
+            EnvFaultError: the env does not return the state in which an episode ended.
         """
-        observation = next_observations(rollout)
+        observation = next_states(rollout)
         parts = [observation] if self.keys is None else [observation[key] for key in self.keys]
         state = torch.cat([part.flatten(2).float() for part in parts], -1)
         real = ~rollout["padding"][:, :-1] if "padding" in rollout.keys() else slice(None)

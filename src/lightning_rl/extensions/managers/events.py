@@ -54,8 +54,7 @@ class Events:
         for every_s, term in self._interval:
             if term not in fired:
                 term.start(env)
-            # One more, because `before_step` counts down before the first step, too.
-            entries[_countdown(term)] = steps_until(env, every_s, term) + 1
+            entries[_countdown(term)] = steps_until(env, every_s, term)
         env.state = TensorDict(entries, [env.num_envs])
 
     def _parameters(self, env: EnvView, entries: Iterable[str], allowed: list[str]) -> set[str]:
@@ -66,8 +65,8 @@ class Events:
             self._extra = names - set(entries)
         return self._extra
 
-    def before_step(self, env: EnvView) -> None:
-        """Change, in the view, the states of rows with due interval events."""
+    def after_step(self, env: EnvView) -> None:
+        """Change, in the view, the next states of rows with due interval events."""
         if not self._interval:
             return
         entries = entries_of(env.state)

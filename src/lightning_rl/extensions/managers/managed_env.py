@@ -194,12 +194,8 @@ class ManagedEnv(TorchEnv):
 
     def transition(self, state: TensorDict, action: Any) -> Transition:
         env = self.view_class(self, state, self.stream_key, self.episode, action)
-        if self._adds_entries:
-            self.events.before_step(env)
-        # After the interval events, so that rewards compare with the state that was simulated.
-        previous_state = env.state
         next_state = self.simulate(env)
-        env.previous_state, env.state = previous_state, next_state
+        env.state = next_state
         if self._measures:
             env.measurements |= self.measure(env)
         # Ends come first: rewards and metrics may read `success` and `fail`.
@@ -208,7 +204,10 @@ class ManagedEnv(TorchEnv):
         info["metrics"] = self.metrics.values(env)
         if self._adds_entries:
             self._next_levels(env, info["metrics"])
-            self._keep_entries(env, previous_state)
+            self._keep_entries(env)
+            # As in Isaac Lab: a reward is for the command that the policy has observed, and the
+            # next observation shows what the events have changed.
+            self.events.after_step(env)
             self.observations.compute(env)
             next_state = self._with_added_entries(env)
         return next_state, reward, env.terminated, info
@@ -237,14 +236,14 @@ class ManagedEnv(TorchEnv):
             done = env.terminated | env.truncated
             env.added_entries[f"curriculum/{name}"] = torch.where(done, next_level, level)
 
-    def _keep_entries(self, env: EnvView, previous_state: TensorDict) -> None:
+    def _keep_entries(self, env: EnvView) -> None:
         """Copy the entries that events have added, because `simulate` does not return them."""
         if not self.events:
             return
         names = set(names_of(env.state))
-        for name, value in entries_of(previous_state).items():
+        for name, value in entries_of(env.previous_state).items():
             if name not in names and name not in env.added_entries:
-                env.added_entries[name] = value
+                env.state[name] = value
 
     def _with_added_entries(self, env: EnvView) -> TensorDict:
         state = env.state

@@ -58,17 +58,22 @@ class Observations:
 
     def space(self, state: TensorDict) -> gymnasium.Space[Any]:
         spaces: dict[str, gymnasium.Space[Any]] = {
-            group: named(_space_of(state[PREFIX + group]), self._names[group])
-            for group in self.groups
+            group: named(_space_of(state[PREFIX + group], channels), self._names[group])
+            for group, channels in self.groups.items()
         }
         return next(iter(spaces.values())) if len(spaces) == 1 else gymnasium.spaces.Dict(spaces)
 
 
-def _space_of(value: Tensor) -> gymnasium.spaces.Box:
+def _space_of(value: Tensor, channels: list["_Channel"]) -> gymnasium.spaces.Box:
     shape = tuple(value.shape[1:])
     if value.dtype == torch.uint8:
         return gymnasium.spaces.Box(0, 255, shape, np.uint8)
-    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+    low, high = -np.inf, np.inf
+    # Encoders tell a picture of floats by its bounds.
+    if len(channels) == 1 and (clip := channels[0].settings.clip) is not None:
+        scale = channels[0].settings.scale
+        low, high = sorted(bound * (1.0 if scale is None else scale) for bound in clip)
+    return gymnasium.spaces.Box(low, high, shape, np.float32)
 
 
 class _Channel:

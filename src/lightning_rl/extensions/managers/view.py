@@ -58,8 +58,8 @@ class EnvView:
     Attributes:
         env: the env; terms read its constants.
         rows_shape: [M], the shape of a term's value.
-        state: [M], the state after the step, or the start of the episode. Interval events and
-            `simulate` see the state before the step.
+        state: [M], the state after the step, or the start of the episode. `simulate` sees the state
+            before the step.
         at_reset: whether the rows begin an episode; otherwise they have taken a step.
         previous_state: [M], the state before the step; at a reset the first state.
         episode: [M] int64, index of the episode.

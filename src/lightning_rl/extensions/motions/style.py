@@ -12,7 +12,7 @@ from lightning_rl import PPO, Policy
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.policies import RunningMoments, mlp
-from lightning_rl.extend.rollout import add_transition_field, next_observations
+from lightning_rl.extend.rollout import add_transition_field, next_states
 from lightning_rl.kwargs import StylePPOKwargs, Unpack
 
 LIMIT = 5.0
@@ -86,10 +86,13 @@ class Discriminator(nn.Module):
         """Return the style rewards [N, T] in [0, 1] of a rollout [N, T+1], and its steps [M].
 
         The steps are `policy` and `motion`, [M, 2 D], normalized by moments of the motion's.
+
+        Raises:
+            EnvFaultError: the env does not return the state in which an episode ended.
         """
         observation = rollout["observation"]
         motion = observation[self.motion_key][:, :-1]
-        state, following = observation[self.style_key][:, :-1], next_observations(rollout)
+        state, following = observation[self.style_key][:, :-1], next_states(rollout)
         policy = torch.cat((state, following[self.style_key]), -1)
         # A padding step leads from the end of an episode to the next one.
         real = ~rollout["padding"][:, :-1] if "padding" in rollout.keys() else slice(None)

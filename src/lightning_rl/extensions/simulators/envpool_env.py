@@ -22,6 +22,7 @@ from lightning_rl.extend.envs import (
 )
 from lightning_rl.extend.errors import closest, import_extra, reason_of, require
 from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extend.spaces import as_env_counts, first_choice
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed", "render_mode")
 """EnvPool settings that `env_kwargs` cannot set."""
@@ -90,6 +91,7 @@ class EnvPoolEnv(VectorEnv):
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
+        self._first_choice = first_choice(self.single_action_space)
 
     def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise ConfigurationError(
@@ -113,7 +115,7 @@ class EnvPoolEnv(VectorEnv):
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         require(self._pool is not None, "Call reset before the first step, and after close.")
-        actions = action.cpu().numpy()
+        actions = as_env_counts(action.cpu().numpy(), self._first_choice)
         if self._clip is not None:
             actions = np.clip(actions, *self._clip)
         observation, reward, terminated, truncated, numpy_info = self._pool.step(actions)

@@ -20,7 +20,7 @@ from lightning_rl.extend.envs import (
 )
 from lightning_rl.extend.errors import EnvFaultError, closest, require
 from lightning_rl.extend.rollout import FieldSpec, map_tree
-from lightning_rl.extend.spaces import space_of
+from lightning_rl.extend.spaces import as_env_action, differs_in_env, flat_actions, space_of
 from lightning_rl.extensions.simulators.simulator_events import SimulatorEvents
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
@@ -42,12 +42,14 @@ class TensorSimulator(VectorEnv):
 
     The simulator has `num_envs`, `device`, `single_action_space`, `reset(seed=..., options=...)`
     and `step(action)`, with the results of Gymnasium's vector envs as tensors [N, ...] or dicts of
-    tensors. Observation groups, such as Isaac Lab's `policy` and `critic`, become keys of a Dict: a
-    policy with `actor_keys: [policy]` and `critic_keys: [critic]` is asymmetric. Reports are read
-    from the info, or from its `final_info` for the step before a reset: `success` and `fail` [N]
-    bool; `rewards` and `metrics`, dicts of numbers [N] (or one number for all envs) by name; `log`,
-    as in Isaac Lab and rsl_rl, a dict of numbers by chart name, whose means over the steps of a
-    rollout are charted (`Episode/<name>` for a name without "/"). A failed episode is `terminated`.
+    tensors. `action` is a tensor [N, *A], or for a Dict or Tuple a dict or tuple of tensors;
+    choices count from the space's `start`. Observation groups, such as Isaac Lab's `policy` and
+    `critic`, become keys of a Dict: a policy with `actor_keys: [policy]` and `critic_keys:
+    [critic]` is asymmetric. Reports are read from the info, or from its `final_info` for the step
+    before a reset: `success` and `fail` [N] bool; `rewards` and `metrics`, dicts of numbers [N] (or
+    one number for all envs) by name; `log`, as in Isaac Lab and rsl_rl, a dict of numbers by chart
+    name, whose means over the steps of a rollout are charted (`Episode/<name>` for a name without
+    "/"). A failed episode is `terminated`.
 
     If the simulator resets finished envs one step *late* (Gymnasium's "next-step"), the action of
     that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
@@ -105,7 +107,8 @@ class TensorSimulator(VectorEnv):
         self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
         space = self._env_attribute("single_action_space")
         self._check_resets()
-        self.single_action_space = _box_of(space, self._name)
+        self.single_action_space = flat_actions(_box_of(space, self._name))
+        self._converts = differs_in_env(self.single_action_space)
         self._clip = _bounds(self.single_action_space, self.device) if clip_action else None
         self._report = report
         self._events: SimulatorEvents | None = None
@@ -113,8 +116,11 @@ class TensorSimulator(VectorEnv):
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
-        # `critic`.
-        self.single_observation_space = space_of(self._last)
+        # `critic`. The bounds, which floats do not show, are the announced ones.
+        owners = (self.simulator, self.simulator.unwrapped)
+        spaces = (getattr(owner, "single_observation_space", None) for owner in owners)
+        announced = next((space for space in spaces if space is not None), None)
+        self.single_observation_space = _bounded(space_of(self._last), announced)
         # The time limit as Isaac Lab and rsl_rl name it, then as Gymnasium does.
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
@@ -158,7 +164,8 @@ class TensorSimulator(VectorEnv):
         action = action.to(self.device)
         if self._clip is not None:
             action = action.clamp(*self._clip)
-        raw_obs, reward, terminated, truncated, info = self.simulator.step(action)
+        env_action = as_env_action(self.single_action_space, action) if self._converts else action
+        raw_obs, reward, terminated, truncated, info = self.simulator.step(env_action)
         if self._report is not None:
             info = {**info, **self._report(self.simulator, info)}
         observation = self._observed(raw_obs)
@@ -369,6 +376,19 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
     bounds = [torch.as_tensor(bound).cpu().numpy() for bound in (space.low, space.high)]
     low, high = (np.broadcast_to(bound, space.shape).astype(np.float32) for bound in bounds)
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _bounded(space: gymnasium.Space[Any], announced: Any) -> gymnasium.Space[Any]:
+    """Return the space with the announced bounds of the Boxes whose shape and dtype agree."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        parts = announced.spaces if isinstance(announced, gymnasium.spaces.Dict) else {}
+        return gymnasium.spaces.Dict(
+            {key: _bounded(child, parts.get(key)) for key, child in space.items()}
+        )
+    agrees = isinstance(announced, gymnasium.spaces.Box) and (
+        (announced.shape, announced.dtype) == (space.shape, space.dtype)
+    )
+    return announced if agrees else space
 
 
 def _bounds(space: gymnasium.Space[Any], device: torch.device) -> tuple[Tensor, Tensor] | None:

@@ -15,7 +15,11 @@ from lightning_rl.functional import bounded
 from lightning_rl.policies.distributions.base import ActionDistribution, Categorical, Fields, summed
 from lightning_rl.policies.distributions.correlated import HALF_LOG_TWO_PI, CorrelatedNoise
 from lightning_rl.policies.distributions.joint import JointDistribution
-from lightning_rl.policies.distributions.unit_actions import LARGEST_BOUND, Squashing
+from lightning_rl.policies.distributions.unit_actions import (
+    BOUND_THE_SPACE,
+    LARGEST_BOUND,
+    Squashing,
+)
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -106,9 +110,8 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
         warnings.warn(
             f"Not every entry of the action space {space} has two bounds, low < high, so no entry "
             "is rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), "
-            f"also in entry {entry} with the bounds {bounds}, and the env clips actions. Wrap the "
-            "env so that each entry has two bounds (gymnasium.wrappers.TransformAction), or set "
-            "rescale_action: false.",
+            f"also in entry {entry} with the bounds {bounds}, and the env clips actions. Set "
+            f"rescale_action: false. Or, so that each entry has two bounds: {BOUND_THE_SPACE}",
             stacklevel=2,
         )
     return False
@@ -278,7 +281,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
 
     def __init__(self, space: gymnasium.spaces.Box, *args: Any, **kwargs: Any) -> None:
         super().__init__(space.shape, *args, **kwargs)
-        self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
+        self.set_bounds(space, "squash", f"Set squash: false. Or: {BOUND_THE_SPACE}")
         # Probabilists' Hermite: its weight exp(-x^2 / 2) is that of a standard normal.
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():

@@ -21,6 +21,14 @@ UNIT_LIMIT = 1.0 - 1e-6
 LARGEST_BOUND = 1e6
 """Larger bounds count as infinite: many envs write float32's maximum or 1e10."""
 
+BOUND_THE_SPACE = (
+    "Bound the space: of a GymnasiumEnv by wrappers: [{class_path: "
+    "gymnasium.wrappers.TransformAction, ...}] with a bounded action_space; of another env, such "
+    "as a simulator, by a TermWrapper around it with action: {class_path: Position, init_args: "
+    "{scale: 1.0, clip: 1.0}}; of an RslRlVecEnv by its action_bound."
+)
+"""Cure in messages about infinite bounds."""
+
 
 class Squashing(ActionDistribution):
     """Base class for actions squashed to the bounds [A] of a Box: a = center + scale * tanh(u)."""
@@ -94,8 +102,7 @@ class UnitActions(Squashing, CorrelatedNoise):
         self.set_bounds(
             space,
             "An actor that is squashed to the bounds of its actions",
-            "Bound the space: wrappers: [{class_path: gymnasium.wrappers.TransformAction, ...}] "
-            "with a bounded action_space, or learn with PPO.",
+            f"{BOUND_THE_SPACE} Or learn with PPO.",
         )
         self.shape = space.shape
         self.size = math.prod(space.shape)

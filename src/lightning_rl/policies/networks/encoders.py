@@ -204,11 +204,11 @@ class PictureEncoder(Encoder):
         super().__init__(observation_space)
         name = type(self).__name__
         if not is_picture(observation_space):
-            cure = (
-                "use DictEncoder, which has an encoder for each key"
-                if isinstance(observation_space, gymnasium.spaces.Dict)
-                else "use PerceptronEncoder for numbers, OneHot for a Discrete one"
-            )
+            cure = "use PerceptronEncoder for numbers, OneHot for a Discrete one"
+            if isinstance(observation_space, gymnasium.spaces.Dict):
+                cure = "use DictEncoder, which has an encoder for each key"
+            elif 3 <= len(observation_space.shape or ()) <= 4:
+                cure = "give the space bounds within -1 and 1 (a term: clip: [0.0, 1.0])"
             raise ConfigurationError(
                 f"{name} reads one picture, a Box of uint8 [H, W, C], [H, W] or [K, H, W, C], or "
                 f"of floats between -1 and 1, but the observation space is {observation_space}: "

@@ -225,7 +225,8 @@ def flat_observation_size(space: gymnasium.Space[Any]) -> int:
             len(space.shape) < 3,
             f"Observation space {space} looks like an image: a perceptron cannot read it. Give the "
             f"policy an encoder (policy.init_args.encoder: {{class_path: NatureCNN}}; for a Dict "
-            "with pictures DictEncoder), or observe a state.",
+            "with pictures DictEncoder; floats need bounds within -1 and 1, of a term clip: [0.0, "
+            "1.0]), or observe a state.",
         )
         return math.prod(space.shape)
     raise ConfigurationError(
