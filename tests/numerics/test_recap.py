@@ -518,6 +518,11 @@ NOT_STARTED = {
     "env": ({}, {}, "different dataset"),
     "extra": ({"extra": {"penalty": 0.0}}, {}, ("data", "penalty", "--extra")),
     "value": (None, {"value": CONFIG}, "value.yaml"),
+    "column": (
+        None,
+        {"value": VALUE.replace("ReturnFramesEnv}", "ReturnFramesEnv, init_args: {keys: {states: observation}}}")},
+        ("keys", "states"),
+    ),
     "silent": (None, {"doors": SILENT.replace("episodes: 12", "path: shown")}, ("Silent", "4 episodes")),
 }  # fmt: skip
 

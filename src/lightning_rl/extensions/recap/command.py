@@ -11,9 +11,12 @@ from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import torch
 from jsonargparse import Namespace
+from torch import Tensor
 
 from lightning_rl import Algorithm, ConfigurationError, VectorEnv
 from lightning_rl.extend.checkpoints import find_checkpoint
@@ -31,7 +34,7 @@ from lightning_rl.extend.files import expanded, shown, tell, write_atomically
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from lightning_rl.extensions.datasets.lerobot_format import LABELS
-from lightning_rl.extensions.datasets.playing import play_policy
+from lightning_rl.extensions.datasets.playing import play_policy, play_side_by_side
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.record_command import tell_unused_in, without_chunks
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
@@ -154,6 +157,8 @@ class Rounds:
                 f"The rounds will train on played episodes, not on {demonstrations}. If its "
                 f"episodes have success labels, --from {demonstrations} adds them."
             )
+        if self.value is not None and "round 1 value" not in self._state["done"]:
+            self._rehearse_value()
         self._phase("base", self._base)
         # Before the first round, so that each round compares with it.
         self._phase("base evaluation", partial(self._evaluate, 0))
@@ -195,6 +200,42 @@ class Rounds:
         with closing(self._new_env(1)) as env:
             self._writer(env).finalise()
         return {}
+
+    def _rehearse_value(self) -> None:
+        """Fit the value for one iteration: its mistakes show before hours of training and play."""
+        tell("--- rehearsal of the value ---")
+        with TemporaryDirectory() as folder:
+            dataset, config = self.dataset, deepcopy(self.value or {})
+            settings = config["data"]["env"].setdefault("init_args", {})
+            if self.settings["from"] is None:
+                dataset = Path(folder) / "dataset"
+                self._write_random_episodes(dataset, settings.get("folds", 4))
+            settings["path"] = str(dataset)
+            fit_value(
+                config,
+                Path(folder) / "value",
+                lambda arguments: self._run(
+                    [
+                        *arguments,
+                        "--trainer.fast_dev_run=true",
+                        "--trainer.enable_progress_bar=false",
+                    ]
+                ),
+            )
+
+    def _write_random_episodes(self, dataset: Path, count: int) -> None:
+        """Write short episodes of random actions."""
+        with closing(self._new_env(1)) as env:
+            space, writer = env.single_action_space, self._writer(env, dataset)
+
+            def random_action(*_: Any) -> Tensor:
+                return torch.as_tensor(space.sample()).unsqueeze(0)
+
+            for seed in range(count):
+                for episode in play_side_by_side(env, random_action, [seed], 2):
+                    episode.success = bool(seed % 2)
+                    writer.write(episode)
+            writer.finalise()
 
     def _base(self) -> dict[str, Any]:
         settings = self.settings
@@ -278,10 +319,10 @@ class Rounds:
     def _new_env(self, num_envs: int) -> VectorEnv:
         return make_env(self._make_env, num_envs, "data.env")
 
-    def _writer(self, env: VectorEnv) -> EpisodeWriter:
+    def _writer(self, env: VectorEnv, dataset: Path | None = None) -> EpisodeWriter:
         spaces = (env.single_observation_space, env.single_action_space)
         task, pictures = self.settings.task, self.settings.pictures
-        return EpisodeWriter(self.dataset, *spaces, env.render_fps, task, pictures)
+        return EpisodeWriter(dataset or self.dataset, *spaces, env.render_fps, task, pictures)
 
     def _played(self, env: VectorEnv, number: int, first: int, count: int) -> Generator[Episode]:
         """Yield episodes by the policy of a round, with the seeds from `first` on.
