@@ -32,7 +32,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
-from lightning_rl.training.trainer import _is_news
+from lightning_rl.training.quiet import _is_news
 from tests.callbacks import at_iteration, callback, signal_at
 from tests.commands import ROOT, Command, children_of, is_running, rl_cli, serving, wait_until
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
