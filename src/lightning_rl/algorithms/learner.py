@@ -89,7 +89,7 @@ class Learner:
         self._trained = self._trained_now()
         self._note_rates()
         for update in self.updates.values():
-            # A resumed run goes on from the checkpoint's rates, or from a new setting.
+            # A resumed run continues with the checkpoint's rates, or with a new setting.
             update.optimizer.register_load_state_dict_post_hook(lambda _: self._note_rates())
 
     def sequence(
@@ -161,7 +161,7 @@ class Learner:
             rates = _rates_of(optimizer)
             schedule.apply(optimizer, env_steps, horizon)
             if type(schedule) is not LearningRateSchedule:
-                continue  # a user's may go on from rates that something else has set
+                continue  # a user's schedule may read rates that a callback has set
             if rates not in (self._rates[name], _rates_of(optimizer)):
                 raise ConfigurationError(
                     f"Between two iterations {objective.label('learning_rate')} was set to {rates},"

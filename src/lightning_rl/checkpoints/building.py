@@ -201,7 +201,7 @@ class SavedRun:
     def building(self) -> Iterator[None]:
         """Turn any exception of a constructor into one message.
 
-        Torch's random stream stays as it is; its defaults are those of this package.
+        Torch's random stream does not change, and its defaults are this package's.
 
         Raises:
             ConfigurationError: for any exception.
@@ -277,7 +277,7 @@ class SavedRun:
 
 
 def _kind_of(target: Any, name: str) -> Any:
-    """Return the annotation of a parameter; without one that of a base class, which means it."""
+    """Return the annotation of a parameter, or that of the same parameter of a base class."""
     for constructor in getattr(target, "__mro__", (target,)):
         parameter = parameters_of(constructor).get(name)
         if parameter is not None and parameter.annotation is not Parameter.empty:

@@ -112,8 +112,8 @@ class VectorEnv(ABC, NamedSettings):
         """Step every env, and reset the finished envs.
 
         Args:
-            action: [N, *A], flat for spaces of several parts. Choices count from 0, whatever the
-                `start` of the space; `as_env_action` converts.
+            action: [N, *A], flat for spaces of several parts. Choices count from 0, also
+                in a space with a `start`; `as_env_action` converts.
 
         Returns:
             observation [N, ...] (finished envs: of the next episode), reward [N] float, terminated

@@ -114,7 +114,7 @@ def _act(error: Exception) -> None:
 
 @contextmanager
 def package_defaults() -> Iterator[None]:
-    """Make tensors float32 on the CPU, whatever defaults the user's script has set in torch."""
+    """Make tensors float32 on the CPU, also if a script has set other defaults in torch."""
     dtype = torch.get_default_dtype()
     # `torch.get_default_device()` takes 4 µs.
     if dtype is torch.float32 and devices.CURRENT_DEVICE is None:

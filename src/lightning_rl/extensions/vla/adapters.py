@@ -53,7 +53,7 @@ FIRST_FACTOR = re.compile(r"(\.lora_(?:embedding_)?)A\.")
 """Part of the names of the first factors A; the second ones have B there."""
 
 NEUTRAL = 1e-2
-"""Norm of a product BA relative to those of its factors: 0 but for rounding, or 1/sqrt(rank)."""
+"""Largest norm of a product BA, relative to the norms of its factors, that counts as 0."""
 
 
 def name_without_adapter(name: str) -> str:
@@ -149,7 +149,7 @@ def with_fresh_adapter(
 
 
 def _is_neutral(adapter: Mapping[str, Tensor]) -> bool:
-    """Return whether an adapter leaves the outputs of any model as they are."""
+    """Return whether an adapter changes no output of any model."""
     # DoRA's magnitudes are the norms of the weights that it was made for.
     if any(".lora_magnitude_vector." in key for key in adapter):
         return False
