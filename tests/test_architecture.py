@@ -215,7 +215,7 @@ NEEDS = {
     "judging": "algorithms",
     "motions": "managers mujoco transfer",
     "mujoco": "managers tasks",
-    "recap": "algorithms datasets",
+    "recap": "algorithms checks datasets",
     "robots": "teleoperation",
     "simulators": "managers",
     "sweeps": "reports",

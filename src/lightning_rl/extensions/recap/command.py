@@ -14,9 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
 from jsonargparse import Namespace
-from torch import Tensor
 
 from lightning_rl import Algorithm, ConfigurationError, VectorEnv
 from lightning_rl.extend.checkpoints import find_checkpoint
@@ -31,6 +29,7 @@ from lightning_rl.extend.collectors import wilson_interval
 from lightning_rl.extend.envs import EnvFactory, make_env
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.files import expanded, shown, tell, write_atomically
+from lightning_rl.extensions.checks.play import random_actions
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from lightning_rl.extensions.datasets.lerobot_format import LABELS
@@ -226,13 +225,10 @@ class Rounds:
     def _write_random_episodes(self, dataset: Path, count: int) -> None:
         """Write short episodes of random actions."""
         with closing(self._new_env(1)) as env:
-            space, writer = env.single_action_space, self._writer(env, dataset)
-
-            def random_action(*_: Any) -> Tensor:
-                return torch.as_tensor(space.sample()).unsqueeze(0)
-
+            writer = self._writer(env, dataset)
+            draw = random_actions(env.single_observation_space, env.single_action_space, 1, 0)
             for seed in range(count):
-                for episode in play_side_by_side(env, random_action, [seed], 2):
+                for episode in play_side_by_side(env, lambda seen, _: draw(seen), [seed], 2):
                     episode.success = bool(seed % 2)
                     writer.write(episode)
             writer.finalise()
