@@ -16,7 +16,7 @@ from tests.test_architecture import FILES, MODULES, SOURCE, module_of, nodes, no
 DOCS = SOURCE.parents[1] / "docs"
 
 INTERNAL = """
-    *__init__.py __main__.py cli/* extend/* kwargs.py algorithms/checks.py extensions/*command.py
+    *__init__.py __main__.py cli/* extend/* kwargs.py algorithms/check*s.py extensions/*command.py
     system/[!efms]* system/moved.py system/s[!h]* system/files.py checkpoints/[!bl]* compiled/[!cs]*
     compiled/cuda_graphs.py buffers/columns.py buffers/replay_files.py buffers/replay_sequences.py
     buffers/waiting.py buffers/ring_files.py buffers/transition_ring.py

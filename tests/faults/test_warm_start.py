@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly
-from lightning_rl.algorithms.checks import warm_start_weights
+from lightning_rl.algorithms.checkpoint_checks import warm_start_weights
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
 from tests.probes import ActionProbe

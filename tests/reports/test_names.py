@@ -25,7 +25,7 @@ from lightning_rl import (
     VLAObservation,
     read_episodes,
 )
-from lightning_rl.algorithms.checks import check_description
+from lightning_rl.algorithms.checkpoint_checks import check_description
 from lightning_rl.checkpoints.format import SPACES_KEY
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.datasets.ahead import single

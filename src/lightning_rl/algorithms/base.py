@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -13,16 +13,15 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_rl.algorithms.checkpoint_checks import check_optimizer_state, with_own_settings
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
-    check_optimizer_state,
     check_replay_is_used,
     check_statistics_of_ranks,
     check_trainer,
     check_whole_minibatches,
     checked_optimizer,
     warn_of_unreached,
-    with_own_settings,
 )
 from lightning_rl.algorithms.evaluation import Evaluation, play
 from lightning_rl.algorithms.learner import Learner
@@ -607,4 +606,4 @@ def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
 
 
 def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
-    return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=eps, fused=True)
+    return partial(torch.optim.Adam, lr=learning_rate, eps=eps, fused=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_rl.algorithms.checks import check_checkpoint
+from lightning_rl.algorithms.checkpoint_checks import check_checkpoint
 from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
 from lightning_rl.checkpoints.format import DESCRIPTION_KEY, SPACES_KEY, WEIGHTS, header, restoring
 from lightning_rl.policies.description import describe

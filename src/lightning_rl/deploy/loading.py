@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_rl.algorithms.checks import check_description, check_weights
+from lightning_rl.algorithms.checkpoint_checks import check_description, check_weights
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,

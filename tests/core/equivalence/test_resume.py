@@ -1,6 +1,7 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
 import math
+import pickle
 import signal
 from itertools import count
 
@@ -13,7 +14,16 @@ from lightning_rl import GRU, PPO, RLTrainer
 from lightning_rl.envs import GymnasiumEnv
 from tests.callbacks import signal_at
 from tests.envs import ScriptedEnv, zeros
-from tests.helpers import assert_same_run, fit_in, last, make_data, make_ppo, scalars, train
+from tests.helpers import (
+    assert_same,
+    assert_same_run,
+    fit_in,
+    last,
+    make_data,
+    make_ppo,
+    scalars,
+    train,
+)
 from tests.messages import refused
 from tests.probes import ActionProbe, ValueProbe
 from tests.variants import after
@@ -137,6 +147,12 @@ def test_the_same_objects_are_resumed_exactly_after_an_error_in_an_update(error,
         fit_in(tmp_path, module, data)
     fit_in(tmp_path, module, data, ckpt_path=last(tmp_path))
     assert_same_run(whole, tmp_path)
+
+
+def test_a_trained_module_can_be_pickled(tmp_path):
+    """As by `torch.save(module)`, a debugger's snapshot or a process pool."""
+    module, _, _ = train(tmp_path, data={"total_env_steps": 64})
+    assert_same(pickle.loads(pickle.dumps(module)).state_dict(), module.state_dict())
 
 
 def test_resume_keeps_the_learning_rate(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl.algorithms.checks import check_optimizer_state
+from lightning_rl.algorithms.checkpoint_checks import check_optimizer_state
 from lightning_rl.buffers import ReplayBuffer
 from lightning_rl.checkpoints.format import check_tensors, restoring
 from lightning_rl.checkpoints.trust import checked_config

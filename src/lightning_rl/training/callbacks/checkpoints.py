@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import warm_start_weights
+from lightning_rl.algorithms.checkpoint_checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import (
     STATE_KEY,
