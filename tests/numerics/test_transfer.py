@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from lightning_rl import LeggedRobot, OnnxPolicy, load_policy
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.transfer.layout import read_layout
+from lightning_rl.extensions.transfer.legged import driven
 from lightning_rl.extensions.transfer.onnx_policy import OnnxGraph
 from tests.helpers import assert_same, last, load
 from tests.messages import assert_names, refused
@@ -219,6 +220,25 @@ def test_a_robot_moves_as_in_a_plain_loop(files, integrator):
             data.ctrl[:] = torque
             mujoco.mj_step(model, data)
     np.testing.assert_allclose(env.state["qpos"][0].numpy(), data.qpos, atol=2e-4)
+
+
+def test_servos_have_the_limits_of_force_of_the_actuators_before_them(files):
+    """The range of a servo's positions in rad became the limit of its force: the robot fell."""
+    positions = 'ctrlrange="-0.1 2.9"'
+    limits = {
+        f'<position kp="75" {positions} forcerange="-139 139"': (-139, 139),
+        f'<general biastype="affine" gainprm="75" biasprm="0 -75 -2" {positions}': (0, 0),
+        '<motor gear="-139" ctrlrange="-1 2"': (-278, 139),
+        '<motor gear="2" forcerange="-50 50" ctrlrange="-20 90"': (-40, 100),
+        '<motor ctrlrange="-40 40" ctrllimited="false"': (0, 0),
+    }
+    for kind, limit in limits.items():
+        left_motor = MODEL[MODEL.index("<motor") : MODEL.index("/>", MODEL.index("<motor"))]
+        spec = mujoco.MjSpec.from_string(MODEL.replace(left_motor, f'{kind} joint="left_hip"'))
+        model = driven(spec, read_layout("robot.yaml")).compile()
+        assert tuple(model.actuator("left_hip").forcerange) == limit, kind
+        assert model.actuator("left_hip").forcelimited == (limit != (0, 0))
+        assert tuple(model.actuator("right_hip").forcerange) == (-40, 40)
 
 
 MODEL_AND_LAYOUT = {"model": "robot.xml", "layout": "robot.yaml"}

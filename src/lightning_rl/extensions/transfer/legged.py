@@ -61,9 +61,9 @@ class LeggedRobot(MujocoEnv):
     """Walk with commanded velocities: any legged robot of MuJoCo, with the gains of a layout.
 
     Each joint of the layout gets a position servo with the layout's gains, instead of the model's
-    actuators, and their limits of force. The action is in the order of the layout's joints:
-    position = default_position + action_scale * action. A model without a floor or
-    light gets one.
+    actuators, and their limits of force: `forcerange`, and for motors `ctrlrange`. The action is in
+    the order of the layout's joints: position = default_position + action_scale * action. A model
+    without a floor or light gets one.
 
     Observation: the layout's terms without their scales, of `base_ang_vel` (rad/s) and
     `base_lin_vel` (m/s) in the frame of the base, `projected_gravity`, `command_lin_vel`,
@@ -219,6 +219,21 @@ def _add_floor(spec: Any, mujoco: Any) -> None:
     )
 
 
+def force_limit(actuator: Any) -> tuple[float, float] | None:
+    """Return the least and the greatest force of an actuator on its joint; None: no limit."""
+    mujoco = import_mujoco()
+    off = mujoco.mjtLimited.mjLIMITED_FALSE
+    ranges = [] if actuator.forcelimited == off else [actuator.forcerange]
+    # A motor's commands are forces, but a servo's are positions.
+    if actuator.ctrllimited != off and actuator.biastype == mujoco.mjtBias.mjBIAS_NONE:
+        ranges.append(actuator.gainprm[0] * actuator.ctrlrange)
+    limits = [sorted(actuator.gear[0] * limit) for limit in ranges if np.ptp(limit) > 0]
+    if not limits:
+        return None
+    lows, highs = zip(*limits, strict=True)
+    return max(lows), min(highs)
+
+
 def driven(spec: Any, layout: PolicyLayout) -> Any:
     """Return the `MjSpec` with the servos, the start and the floor of a robot; it is changed.
 
@@ -235,14 +250,14 @@ def driven(spec: Any, layout: PolicyLayout) -> Any:
         f"The model has no joint {', '.join(missing)}; it has {', '.join(filter(None, joints))}.",
     )
     free[0].name = quadruped.ROOT
-    limits = {actuator.target: actuator.ctrlrange for actuator in spec.actuators}
+    limits = {actuator.target: force_limit(actuator) for actuator in spec.actuators}
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     for name in layout.joints:
         servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         servo.set_to_position(kp=layout.stiffness[name], kv=layout.damping[name])
-        if name in limits and np.ptp(limits[name]) > 0:
-            servo.forcelimited, servo.forcerange = True, limits[name]
+        if (limit := limits.get(name)) is not None:
+            servo.forcelimited, servo.forcerange = True, limit
     if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
         _add_floor(spec, mujoco)
     if not spec.lights:
