@@ -162,6 +162,25 @@ def test_the_metadata_of_a_file_complete_the_layout_and_must_not_contradict_it(f
         policy(env, "policy.onnx", "short.yaml")
 
 
+def test_texts_of_metadata_with_commas_are_lists_of_rounded_numbers(files, tmp_path):
+    """mjlab prints three decimals: its names were read as letters, its numbers ended in a TypeError."""
+    metadata = {"joint_names": "right_hip, left_hip", "joint_stiffness": "50.000,40.000"}
+    metadata |= {"action_scale": "0.500,0.250", "joint_damping": "2.558,6.309"}
+    write_graph(tmp_path / "described.onnx", metadata=metadata)
+    metadata = OnnxGraph("described.onnx").metadata
+    exact = LAYOUT.replace("damping: 2.0", "damping: {right_hip: 2.5578897, left_hip: 6.3088}")
+    Path("short.yaml").write_text(LAYOUT.replace("damping: 2.0\n", ""))
+    Path("exact.yaml").write_text(exact)
+    assert read_layout("short.yaml", metadata).damping == {"right_hip": 2.558, "left_hip": 6.309}
+    assert read_layout("exact.yaml", metadata).damping["right_hip"] == 2.5578897
+    Path("other.yaml").write_text(exact.replace("6.3088", "6.304"))
+    with refused(names=("other.yaml", "damping", "left_hip", "6.304", "6.309")):
+        read_layout("other.yaml", metadata)
+    for wrong in ("2.558,6.309,1.000", "2.558,soft"):
+        with refused(names=("joint_damping", "right_hip", "left_hip")):
+            read_layout("short.yaml", metadata | {"joint_damping": wrong})
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [

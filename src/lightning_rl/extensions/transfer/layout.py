@@ -30,6 +30,9 @@ PER_JOINT = ("default_position", "stiffness", "damping", "action_scale")
 TOLERANCE = 1e-4
 """Relative difference of two numbers that count as equal."""
 
+ROUNDING = 0.5e-3
+"""Largest error of a number in a text of metadata: mjlab writes three decimals."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LayoutTerm:
@@ -123,7 +126,8 @@ def read_layout(path: str | Path, metadata: Mapping[str, Any] | None = None) -> 
             for joint, number in value.items():
                 _check_number(f"{path}: {name} of {joint}", number)
         if name in file_values and name in settings:
-            _check_equal(f"{path}: {name}", value, file_values[name], joints)
+            rounding = ROUNDING if name in file_values["rounded"] else 0.0
+            _check_equal(f"{path}: {name}", value, file_values[name], rounding)
         values[name] = value
     order = file_values.get("joints", joints)
     require(
@@ -149,13 +153,32 @@ def columns_of_terms(space: gymnasium.Space[Any]) -> dict[str, list[int]]:
 
 
 def _from_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    joints = next((list(metadata[name]) for name in JOINT_NAMES if name in metadata), None)
+    joints = next((_listed(metadata[name]) for name in JOINT_NAMES if name in metadata), None)
     values: dict[str, Any] = {} if joints is None else {"joints": joints}
+    values["rounded"] = []
     for setting, names in IN_METADATA.items():
-        for value in (metadata[name] for name in names if metadata.get(name) is not None):
-            is_list = isinstance(value, list) and joints is not None
-            values[setting] = dict(zip(joints or (), value, strict=True)) if is_list else value
+        for name in (name for name in names if metadata.get(name) is not None):
+            value = _listed(metadata[name])
+            if isinstance(metadata[name], str):
+                values["rounded"].append(setting)
+            is_list = isinstance(value, list)
+            values[setting] = _by_joint(name, value, joints or []) if is_list else value
     return values
+
+
+def _listed(value: Any) -> Any:
+    """Return the parts of a text of metadata: mjlab separates them by commas."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _by_joint(name: str, value: list[Any], joints: list[str]) -> dict[str, float]:
+    try:
+        return {joint: float(part) for joint, part in zip(joints, value, strict=True)}
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The policy's file has {name} {value}: it must have a number for each joint of "
+            f"{' or '.join(JOINT_NAMES)}, {joints} ({error})."
+        ) from error
 
 
 def _terms(path: str | Path, terms: Any) -> dict[str, LayoutTerm]:
@@ -178,20 +201,21 @@ def _check_number(place: str, value: Any) -> None:
     require(isinstance(value, int | float), f"{place} must be a number, got {value!r}.")
 
 
-def equal(value: Any, other: Any) -> bool:
+def equal(value: Any, other: Any, rounding: float = 0.0) -> bool:
     """Return whether numbers, of joints or alone, are equal but for rounding."""
     if isinstance(value, Mapping):
-        return all(equal(number, other[name]) for name, number in value.items())
-    return abs(value - other) <= TOLERANCE * max(abs(value), abs(other))  # type: ignore[no-any-return]  # bool
+        return all(equal(number, other[name], rounding) for name, number in value.items())
+    allowed = rounding + TOLERANCE * max(abs(value), abs(other))
+    return abs(value - other) <= allowed  # type: ignore[no-any-return]  # bool
 
 
-def _check_equal(place: str, value: Any, from_file: Any, joints: list[str]) -> None:
+def _check_equal(place: str, value: Any, from_file: Any, rounding: float) -> None:
     value = value if isinstance(value, Mapping) else {"": value}
     from_file = from_file if isinstance(from_file, Mapping) else dict.fromkeys(value, from_file)
     for name, number in value.items():
         file_number = from_file.get(name, number)
         require(
-            equal(number, file_number),
+            equal(number, file_number, rounding),
             f"{place}{f' of {name}' if name else ''} is {number}, but the policy's file says "
             f"{file_number}: leave the setting out, or correct it.",
         )
