@@ -353,6 +353,11 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
             else:
                 with refused(names=("get_teleop_events", "--script")):
                     env.step(np.zeros(2, np.float32))
+    # An event before the first step is dropped: it belongs to no episode.
+    with closing(led_env(events=True, ends={1: "success", 3: "rerecord_episode"})) as env:
+        env.reset()
+        ends = [env.step(np.zeros(2, np.float32))[2:4] for _ in range(2)]
+        assert ends == [(False, False), (False, True)]
     with refused(names=("RobotEnv", "PendulumEnv", "Gamepad")):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
 

@@ -266,8 +266,11 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     assert step() == ([0, 0], False, True), "an event beside it"
     items.put([1, 1])
     assert step() == ([1, 1], True, False)
+    items.put("success")
     env.reset()
-    assert step() == ([0, 0], False, False), "an episode begins with nobody taking over"
+    assert step() == ([0, 0], False, False), (
+        "an episode begins with nobody taking over, and no event"
+    )
     items.put("sucess")
     with refused(names=("'sucess'", "success, failure, rerecord")):
         step()

@@ -81,6 +81,11 @@ class Teleoperator(InterventionSource):
         )
         self._process.ask("connect")
 
+    def reset(self, seed: int | None) -> None:
+        if self._process is not None:
+            # The device keeps an event until it is read: drop those between two episodes.
+            self._process.ask("read")
+
     def poll(self, observation: Any) -> InterventionDecision:
         assert self._process is not None
         action, events = self._process.ask("read")

@@ -204,6 +204,8 @@ class Keyboard(Device):
         self._taken_over = False
 
     def reset(self, seed: int | None) -> None:
+        # Drop keys that were pressed between two episodes: they would end or steer the next one.
+        self.poll(None)
         self._taken_over = False
 
     def connect(self, env: gymnasium.Env) -> None:

@@ -48,7 +48,10 @@ class InterventionSource(ABC):
         """
 
     def reset(self, seed: int | None) -> None:  # noqa: B027  # many sources need no reset
-        """Begin an episode in the policy's control; `seed` is the env's seed, if given."""
+        """Begin an episode in the policy's control, without the events between two episodes.
+
+        `seed` is the env's seed, if given.
+        """
 
     def take_charge(self) -> None:  # noqa: B027  # only devices need it
         """Act at every step from now on, without a policy."""
@@ -101,13 +104,13 @@ class QueueSource(InterventionSource):
 
     An action takes over until the next action, or until None hands back; `"success"`, `"failure"`
     and `"rerecord"` end the episode. Each step reads all items since the last step, and uses the
-    newest action.
+    newest action. Events that were put between two episodes are dropped.
 
     Args:
         items: the queue.
 
     Raises:
-        ConfigurationError: from `poll`, for an unknown event.
+        ConfigurationError: from `poll` or `reset`, for an unknown event.
     """
 
     def __init__(self, items: "queue.Queue[Any]") -> None:
@@ -119,6 +122,8 @@ class QueueSource(InterventionSource):
 
     def reset(self, seed: int | None) -> None:
         self._action = None
+        # An action put between two episodes acts in the next one, but an event does not end it.
+        self.poll(None)
 
     def poll(self, observation: Any) -> InterventionDecision:
         event: Event | None = None
