@@ -268,6 +268,16 @@ def test_the_success_of_an_episode_is_asked_for(of_chunks, monkeypatch, capsys):
     assert_names(out, "7 steps")
 
 
+@pytest.mark.parametrize("max_steps", [None, 4])
+def test_what_is_asked_for_is_answered_before_the_env_resets(max_steps):
+    """The first observation of the next episode was older than the answer."""
+    env, ages = rl.GymnasiumEnv(1, "Shows-v0"), []
+    recorder = Recorder(env, ask=lambda: ages.append(env.first_env.unwrapped.age))
+    results = list(played(recorder, Mock(), 2, max_steps=max_steps))
+    assert ages == [result.steps for result in results] == [max_steps or LENGTH] * 2
+    env.close()
+
+
 def test_a_policy_of_chunks_executes_no_more_than_a_chunk(of_chunks, capsys):
     assert_names(error_of(capsys, *of_chunks, "--execute", "5"), "execute", "[1, 4]", "5")
 

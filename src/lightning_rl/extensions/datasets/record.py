@@ -76,8 +76,8 @@ class Recorder:
         in_charge: whether the source acts in every step, without a policy.
         extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
             them.
-        ask: called at the end of an episode if the env reports no success; returns its event, or
-            None if the success is unknown.
+        ask: called at the end of an episode, before the env resets, if the env reports no success;
+            returns its event, or None if the success is unknown.
 
     Attributes:
         intervened: whether the last step of the episode was an intervention.
@@ -108,14 +108,16 @@ class Recorder:
         self.intervened = False
 
         def watched(env: gymnasium.Env) -> gymnasium.Env:
-            self._watched = _Watched(env if source is None else Intervention(env, source))
+            env = env if source is None else Intervention(env, source)
+            self._watched = _Watched(env, self._judge)
             return self._watched
 
         # Around the single env, inside its vector env, which drops the final info.
         env.wrap_single_envs(watched)
         self.observation: Any = None
         self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
-        self._says_success = False
+        self._says_success = self._rerecord = False
+        self._success: bool | None = None
 
     def record_episodes(
         self,
@@ -191,18 +193,14 @@ class Recorder:
             result.intervened += self.intervened
             if terminated or truncated or is_cut:
                 break
-        # `info` is the last step's: gym-hil reports there that the person wants another try.
-        rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
-        if not rerecord:
-            result.success = self._success(info)
-            if result.success is None and self._ask and (event := self._ask()) is not None:
-                result.success, rerecord = event == "success", event == "rerecord"
-        result.is_saved = not rerecord
+        # The env has reset itself after an end, but not after a cut.
+        if is_cut:
+            self._judge(info)
+        result.success, result.is_saved = self._success, not self._rerecord
         if result.is_saved:
             writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()
-        # The env has reset itself after an end, but not after a cut.
         if is_cut:
             self.observation, _ = self.env.reset()
         return result
@@ -217,7 +215,21 @@ class Recorder:
         self._reward = float(reward[0])
         self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
 
-    def _success(self, info: dict[str, Any]) -> bool | None:
+    def _judge(self, info: dict[str, Any]) -> None:
+        """Find out by the info of the last step, or ask, how the episode ended.
+
+        Before the env resets: the first observation of the next episode must be no older than the
+        answer.
+        """
+        # gym-hil reports there that the person wants another try.
+        self._rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
+        self._success = None if self._rerecord else self._reported_success(info)
+        if not self._rerecord and self._success is None and self._ask:
+            event = self._ask()
+            self._success = None if event is None else event == "success"
+            self._rerecord = event == "rerecord"
+
+    def _reported_success(self, info: dict[str, Any]) -> bool | None:
         keys = [key for key in ("success", "is_success", "next.success") if key in info]
         self._says_success |= bool(keys)
         # Some envs report success only in successful episodes: after the first report, an episode
@@ -322,10 +334,17 @@ def _yield_to_others() -> None:
 
 
 class _Watched(gymnasium.Wrapper):
-    """Keep the final observation and the whole info of a step, which a vector env drops."""
+    """Keep the final observation and the whole info of a step, which a vector env drops.
+
+    `judge` is called with the info of an episode's last step.
+    """
 
     observation: Any = None
     info: dict[str, Any]
+
+    def __init__(self, env: gymnasium.Env, judge: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(env)
+        self._judge = judge
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -333,4 +352,6 @@ class _Watched(gymnasium.Wrapper):
         # Copy, because the env may reuse the arrays in its reset.
         self.observation = copy.deepcopy(observation) if is_end else observation
         self.info = report_intervention(info, action, False)
+        if is_end:
+            self._judge(self.info)
         return observation, reward, terminated, truncated, info
