@@ -34,7 +34,7 @@ from lightning_rl.extensions.datasets.ahead import ChunksAhead
 from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from lightning_rl.extensions.robots import bus
 from lightning_rl.extensions.robots.env import RobotEnv
-from lightning_rl.extensions.robots.stand_in import JOINTS, StandInArm
+from lightning_rl.extensions.robots.stand_in import JOINTS, StandInArm, StandInLeader
 from lightning_rl.system.errors import EnvFaultError
 from tests.helpers import last, make_data, make_ppo, scalars, train
 from tests.messages import assert_names, refused
@@ -360,6 +360,36 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
         assert ends == [(False, False), (False, True)]
     with refused(names=("RobotEnv", "PendulumEnv", "Gamepad")):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
+
+
+@pytest.mark.parametrize("answer", [False, lambda: False])
+def test_an_arm_and_a_leader_that_are_not_calibrated_are_refused(answer, clock):
+    """A leader whose motors did not match its calibration moved the arm, in silence."""
+    arm, leader = StandInArm(), StandInLeader()
+    arm.is_calibrated = leader.is_calibrated = answer
+    for device in (arm_of(clock, arm), bus.Leader(leader)):
+        with refused(bus.RobotLost, names="lerobot-calibrate"):
+            device.connect()
+
+
+PAD = """
+from lightning_rl.extensions.robots.stand_in import StandInLeader
+
+class Pad(StandInLeader):
+    action_features = {"dtype": "float32", "shape": (2,), "names": {"delta_x": 0, "gripper": 1}}
+"""
+
+
+def test_a_gamepad_of_lerobot_is_refused_by_the_names_of_its_moves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pad.py").write_text(PAD)
+    with closing(gymnasium.make("lightning_rl/Robot-v0", **SETTINGS)) as env:
+        source = Teleoperator("pad.Pad")
+        with refused(names=(*JOINTS, "delta_x", "gripper", "Gamepad", "Keyboard", "step_size")):
+            source.open(env)
+        source.close()
+    # Its `connect` has no `calibrate`.
+    bus.Leader(SimpleNamespace(connect=lambda: None, is_calibrated=lambda: True)).connect()
 
 
 def helps(observation):

@@ -8,6 +8,7 @@ it is silent for longer than `heartbeat_s`, or its pipe closes, the arm is stopp
 ends.
 """
 
+import inspect
 import math
 import os
 import signal
@@ -62,11 +63,9 @@ class Arm:
         Raises:
             RobotLost: the robot is not calibrated, fails, or does not measure its actions.
         """
-        # Without calibration: it would ask questions on a terminal.
-        self._robot.connect(calibrate=False)
+        _connect(self._robot)
         self._connected = True
-        if not getattr(self._robot, "is_calibrated", True):
-            raise RobotLost("it is not calibrated: calibrate it first (lerobot-calibrate)")
+        _check_calibrated(self._robot)
         # A lost first frame is no error yet: `_call` raises after `max_dropped` failures in a
         # row.
         while not self._seen:
@@ -170,9 +169,14 @@ class Leader:
         self._connected = False
 
     def connect(self) -> None:
-        """Connect it, without calibration."""
-        self._leader.connect(calibrate=False)
+        """Connect it.
+
+        Raises:
+            RobotLost: it is not calibrated.
+        """
+        _connect(self._leader)
         self._connected = True
+        _check_calibrated(self._leader)
 
     def read(self) -> tuple[dict[str, float], dict[str, bool] | None]:
         """Return its action, and its events if it has any."""
@@ -285,8 +289,32 @@ def _make(settings: Mapping[str, Any]) -> Any:
     return getattr(import_module(module), name)(**settings["kwargs"])
 
 
+def _connect(device: Any) -> None:
+    # Without calibration: it would ask questions on a terminal.
+    settings = {"calibrate": False}
+    try:
+        inspect.signature(device.connect).bind(**settings)
+    except TypeError:  # LeRobot's gamepad has no such setting
+        settings = {}
+    device.connect(**settings)
+
+
+def _check_calibrated(device: Any) -> None:
+    # A property of LeRobot's arms, and a method of its gamepad.
+    answer = getattr(device, "is_calibrated", True)
+    is_calibrated = answer() if callable(answer) else answer
+    # LeRobot's keyboard says None.
+    if is_calibrated is not None and not is_calibrated:
+        raise RobotLost(
+            f"{type(device).__name__} is not calibrated: calibrate it first (lerobot-calibrate)"
+        )
+
+
 def _shapes(features: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of features; a number has none."""
+    # LeRobot's gamepad has {"dtype": ..., "shape": (4,), "names": {"delta_x": 0, ...}}.
+    if isinstance(features.get("names"), Mapping):
+        return dict.fromkeys(features["names"], ())
     return {name: tuple(kind) if isinstance(kind, tuple) else () for name, kind in features.items()}
 
 

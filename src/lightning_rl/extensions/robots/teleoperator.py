@@ -77,7 +77,8 @@ class Teleoperator(InterventionSource):
             # The order may differ, because `action_of` matches by name.
             set(given_names) == set(robot_env.action_names),
             f"The teleoperator gives {', '.join(given_names)}, but the robot takes "
-            f"{', '.join(robot_env.action_names)}.",
+            f"{', '.join(robot_env.action_names)}. For moves use a Gamepad or a Keyboard of this "
+            "package, with step_size.",
         )
         self._process.ask("connect")
 
