@@ -13,12 +13,16 @@ from torch import Tensor
 from lightning_rl.collectors.evaluation import EpisodeActor, generators_of
 from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.policies import Policy
+from lightning_rl.policies.networks.encoders import is_picture
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.allocation import space_spec
 from lightning_rl.rollout.structured_actions import StructuredActions, as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.process import package_defaults
+
+OVERSHOOT = 0.25
+"""How far a picture may leave its bounds, because resampling overshoots at edges."""
 
 
 class TrainedPolicy:
@@ -217,7 +221,29 @@ def _tensor(space: gymnasium.Space[Any], array: Any, name: str, leaves: list[Lea
         )
     device = array.device if isinstance(array, Tensor) else None
     leaves.append(Leaf(name, len(tensor) if batched else None, device))
-    return (tensor if batched else tensor[None]).to(dtype)
+    tensor = (tensor if batched else tensor[None]).to(dtype)
+    if dtype.is_floating_point and len(shape) >= 3:
+        _check_unit(space, tensor, name)
+    return tensor
+
+
+def _check_unit(space: Any, tensor: Tensor, name: str) -> None:
+    """Refuse a picture of 0 to 255 for a policy of pictures in [0, 1]; states may leave a Box."""
+    low, high = (number.item() for number in tensor.aminmax())
+
+    def fits(least: float, greatest: float) -> bool:
+        return least - OVERSHOOT <= low and high <= greatest + OVERSHOOT
+
+    # First the bounds of one number: to read those of all takes longer.
+    if fits(space.low.flat[0], space.high.flat[0]) or not is_picture(space):
+        return
+    least, greatest = space.low.min(), space.high.max()
+    require(
+        fits(least, greatest),
+        f"The observation's '{name}' has numbers from {low:g} to {high:g}, but the policy was "
+        f"trained with pictures from {least:g} to {greatest:g}: divide a picture of 0 to 255 by "
+        "255, or scale it as the env of the training did.",
+    )
 
 
 def _counted(rows: int | None) -> str:

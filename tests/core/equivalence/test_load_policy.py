@@ -310,6 +310,17 @@ def test_an_observation_that_is_none_is_refused():
         policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
 
 
+def test_a_picture_in_another_unit_is_refused_and_a_state_may_leave_its_box():
+    """Pictures of 0 to 255 were taken for a policy of pictures in [0, 1], in silence."""
+    policy = of(spaces.Box(0, 1, (36, 36, 3), np.float32), BOX, encoder=NatureCNN)
+    picture = np.random.default_rng(0).integers(0, 256, (36, 36, 3), dtype=np.uint8)
+    policy.act(picture / 255 * 1.1)  # as after a resampling
+    for wrong in (picture, picture.astype(np.float32), torch.tensor(picture)[None], picture / -255):
+        with refused(names=("'observation'", "0", "1", "255")):
+            policy.act(wrong)
+    of(spaces.Box(-1, 1, (3,), np.float32), BOX).act(np.full(3, 9.0))
+
+
 def test_it_remembers_until_it_is_told_of_another_episode():
     policy = of(NUMBERS, BOX, memory=partial(GRU, size=8))
     policy.reset(rows=[True, True])
