@@ -248,8 +248,8 @@ class OffPolicyAlgorithm(Algorithm):
         for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
 
-    def finish_iteration(self, rollout: TensorDict) -> None:
-        super().finish_iteration(rollout)
+    def _observe(self, rollout: TensorDict) -> None:
+        super()._observe(rollout)
         # Buffers are running statistics: copy them from the source.
         for target, source in self.target_networks():
             for slow, fast in zip(target.buffers(), source.buffers(), strict=True):
