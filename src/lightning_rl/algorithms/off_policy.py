@@ -119,7 +119,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.burn_in = burn_in
         self.random_shift = random_shift
         self._pictures = picture_keys(policy.observation_space)
-        check_random_shift(policy, random_shift, len(self._pictures))
+        check_random_shift(policy, random_shift, self._pictures)
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
