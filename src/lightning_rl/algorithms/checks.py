@@ -7,7 +7,7 @@ import gymnasium
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -104,6 +104,16 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
     space = policy.action_space
     if random_env_steps > 0 and isinstance(space, gymnasium.spaces.Box):
         policy.fields_of(torch.zeros(1, *space.shape))  # refuses them if it cannot store them
+
+
+def tell_random_actions(algorithm: Any) -> None:
+    """Print that random actions come first, in a run that begins with a policy that can act."""
+    if algorithm.random_env_steps > 0:
+        rank_zero_info(
+            f"In an env the first {algorithm.random_env_steps:,} steps take random actions all the "
+            "same. To act by the policy from the first step, set model.random_env_steps: 0 and "
+            f"model.learning_starts: {algorithm.learning_starts:_}."
+        )
 
 
 def check_random_shift(

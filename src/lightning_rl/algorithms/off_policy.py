@@ -18,6 +18,7 @@ from lightning_rl.algorithms.checks import (
     check_random_shift,
     check_replayed,
     check_sequences,
+    tell_random_actions,
 )
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
@@ -244,6 +245,7 @@ class OffPolicyAlgorithm(Algorithm):
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
         )
+        tell_random_actions(self)
         # Otherwise the first targets would come from untrained critics.
         for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
