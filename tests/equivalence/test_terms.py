@@ -148,6 +148,17 @@ def test_a_curriculum_that_every_rollout_would_begin_again_is_refused(tmp_path):
         train(tmp_path, env=env, model={"algorithm": GRPO, "group_size": 2})
 
 
+def test_a_run_says_which_level_its_evaluations_play(tmp_path, caplog):
+    caplog.set_level("INFO")
+    env = partial(PushCube, curriculum={"level": term.Curriculum("by_success")})
+    data = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 32}
+    train(tmp_path / "alike", env=env, data=data)
+    assert_names(caplog.text, "best.ckpt", "curriculum/level", "data.eval_env", "start")
+    caplog.clear()
+    train(tmp_path / "other", env=env, data=data | {"eval_env": partial(env)})
+    assert "curriculum/level" not in caplog.text
+
+
 def test_in_a_chunk_of_actions_they_do_what_they_do_one_by_one():
     env, chunks = managed(5, EVENTS), ActionChunk(5, lambda n: managed(n, EVENTS), 4)
     first, _ = env.reset(seed=3)

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly
+from lightning_rl import DQN, GRPO, PPO, ActorCritic, ActorOnly, ReplayBuffer
 from lightning_rl.algorithms.checkpoint_checks import warm_start_weights
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
@@ -158,6 +159,23 @@ def test_a_critic_may_be_left_out_or_new(first, then, note, tmp_path, caplog):
     assert [type(each) for each in pair] == [
         {PPO: ActorCritic, GRPO: ActorOnly}[c] for c in (first, then)
     ]
+
+
+def test_random_actions_before_a_policy_that_can_act_are_told_with_their_cure(tmp_path, caplog):
+    logging.getLogger("lightning.pytorch").propagate = True
+    data = {"replay": partial(ReplayBuffer, capacity=100)} | SHORT
+    model = {"algorithm": DQN, "learning_starts": 48}
+    train(tmp_path / "a", data=data, model=model)
+    texts = []
+    for cure in ({}, {"random_env_steps": 0, "exploration_initial": 0.05}):
+        start = {"init_from": str(tmp_path / "a")}
+        with caplog.at_level(logging.INFO):
+            train(tmp_path / f"b{len(cure)}", data=data, model=model | cure, trainer=start)
+        texts.append(caplog.text)
+        caplog.clear()
+    names = "model.random_env_steps: 0", "model.learning_starts: 48", "model.exploration_initial"
+    assert_names(texts[0], "32", *names)
+    assert not any(name in texts[1] for name in names)
 
 
 def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):

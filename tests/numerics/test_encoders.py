@@ -40,6 +40,7 @@ from lightning_rl import (
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
+from lightning_rl.policies.networks.encoders import picture_keys
 from lightning_rl.rollout.allocation import allocate_rollout
 from tests.arms import arm
 from tests.core.equivalence.test_resume import assert_resumes
@@ -64,9 +65,12 @@ def pictures(*shape):
 def test_grey_pictures_and_stacks_are_read_as_their_channels():
     grey, stack = pictures(5, 12, 10), pictures(5, 3, 12, 10)
     coloured = pictures(5, 2, 12, 10, 3)
-    for batch, channels in ((grey, 1), (stack, 3), (coloured, 6)):
+    first = pictures(5, 4, 3, 12, 10)
+    for batch, channels in ((grey, 1), (stack, 3), (coloured, 6), (first, 12)):
         encoder = SMALL(Box(0, 255, batch.shape[1:], np.uint8))
         assert encoder.input_shape == (channels, 12, 10)
+    planes = first.reshape(5, 12, 12, 10) / 255.0
+    torch.testing.assert_close(encoder(first), encoder.layers(planes))
     encoder = SMALL(Box(0, 255, (3, 12, 10), np.uint8))
     other = copy.deepcopy(encoder)
     other.__init__(Box(0, 255, (12, 10, 3), np.uint8), size=8, channels=(4, 6), kernels=(4, 2), strides=(2, 2))  # fmt: skip
@@ -361,6 +365,11 @@ def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
 def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
     with refused(names=("random_shift=4", "Box")):
         SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
+    camera, cells = Box(0, 255, (4, 3, 24, 20), np.uint8), Box(0, 10, (7, 7, 3), np.uint8)
+    assert picture_keys(Dict(camera=camera, cells=cells)) == {("camera",): (2, 3)}
+    grid = Box(0, 255, (7, 7, 3), np.uint8)
+    with refused(names=("random_shift=4", "7", "random_shift: 1")):
+        SAC(SquashedActorCritic(grid, ACTION, encoder=SMALL), random_shift=4)
 
 
 SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))

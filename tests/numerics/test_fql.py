@@ -18,6 +18,7 @@ from lightning_rl import (
     HindsightReplay,
     MixedReplay,
     NatureCNN,
+    PerceptronEncoder,
     PointMass,
     ReplayBuffer,
     SquashedActorCritic,
@@ -317,6 +318,20 @@ def offline(path, algorithm=FQL, iterations=4, **policy):
     model |= {"tau": 0.05, "random_env_steps": 0, "updates_per_env_step": 0.4}
     settings = {"policy": policy, "data": run["data"] | data | {"offline": True}}
     return run | settings | {"model": model}
+
+
+def test_the_targets_of_the_first_update_read_the_statistics_of_the_dataset(mixed, tmp_path):  # noqa: F811
+    means = []
+
+    def look(module, minibatch):
+        encoders = module.policy.encoder, module.target_encoder
+        means.extend(encoder.normalizer.mean.tolist() for encoder in encoders)
+
+    encoder = partial(PerceptronEncoder, hidden_sizes=[4], normalize=True)
+    run = offline(mixed[0], before(FQL, critic_loss=look), iterations=1, encoder=encoder)
+    train(tmp_path, **run, trainer={"limit_val_batches": 0})
+    assert means[0] != [0.0] * len(means[0])
+    assert means == means[:1] * len(means)
 
 
 def test_from_a_dataset_it_improves_on_the_data_and_goes_on_online(mixed, tmp_path):  # noqa: F811

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import MotionRobot, RandomNetworkDistillation, TensorSimulator, TermWrapper
+from lightning_rl.extend import ranks
 from lightning_rl.extensions.managers.term import Reward, Termination
 from lightning_rl.extensions.motions.motion import (
     read_motion,
@@ -273,6 +274,20 @@ def test_steps_that_only_reset_are_no_style_and_no_curiosity():
     assert torch.equal(steps["policy"], pairs[real])
     network = RandomNetworkDistillation(SPACE, keys=["style"])
     assert len(network.reward(rollout, 0)[1]) == real.sum()
+
+
+@pytest.mark.parametrize("samples", [7, 8, 0])
+def test_all_ranks_take_as_many_minibatches_of_style_and_curiosity(samples, monkeypatch):
+    """One more than this rank needs, because another rank has more steps."""
+    monkeypatch.setattr(ranks, "gather_over_ranks", lambda count: [count, count + 1])
+    states = torch.arange(2.0 * samples).reshape(samples, 2)
+    network = RandomNetworkDistillation(SPACE, keys=["style"], batch_size=4)
+    curiosity = [minibatch["state"] for minibatch in network.minibatches(states)]
+    steps = TensorDict({"policy": states}, [samples])
+    style = [part["policy"] for part in discriminator(batch_size=4).minibatches(steps)]
+    for parts in (curiosity, style):
+        assert len(parts) == -(-samples // 4) + 1
+        assert torch.equal(torch.cat(parts).sort(0).values, states)
 
 
 def test_a_style_or_a_curiosity_without_the_state_after_a_termination_is_refused():

@@ -119,8 +119,13 @@ def test_in_a_run_the_running_return_goes_on_where_the_episodes_do(resets, colle
     assert continued == [[False] * 4] + [[not resets] * 4] * 5
 
 
-def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):
+def test_demonstrations_are_counted_once_without_padding_and_before_the_first_pass(tmp_path):
     """Demonstrations of 3, 5 and 9 steps of a plain env, filled up with zeros."""
+    means = []
+
+    def look(module, minibatch):
+        means.append(module.policy.normalizer.mean.tolist())
+
     pytest.importorskip("pyarrow", reason="needs the extra data")
     pytest.importorskip("av", reason="needs the extra data")
     lengths = (3, 5, 9)
@@ -133,7 +138,7 @@ def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):
         writer.end_episode(np.full(4, 100.0))
     collector = partial(DatasetCollector, path=str(tmp_path / "demonstrations"))
     data = {"collector": collector, "num_envs": 3, "buffer_size": 12, "total_env_steps": 10}
-    model = {"algorithm": BehaviorCloning, "batch_size": 8, "n_epochs": 1}
+    model = {"algorithm": before(BehaviorCloning, loss=look), "batch_size": 8, "n_epochs": 2}
     trainer = {"limit_val_batches": 0, "enable_checkpointing": False}
     policy = {"normalize_observation": True}
     module, _, _ = train(tmp_path / "run", data=data, model=model, policy=policy, trainer=trainer)
@@ -142,3 +147,4 @@ def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):
     seen = [5.0 + row for row, length in enumerate(lengths) for _ in range(length)]
     assert module.policy.normalizer.count == len(seen)
     assert module.policy.normalizer.mean.tolist() == pytest.approx([np.mean(seen)] * 4)
+    assert means == [module.policy.normalizer.mean.tolist()] * 6, "trained as it acts"

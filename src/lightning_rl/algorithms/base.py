@@ -46,6 +46,7 @@ from lightning_rl.optim.update import (
 )
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy, RewardNormalizer
+from lightning_rl.policies.normalization import lacks_statistics
 from lightning_rl.policies.weights import check_weights_are_numbers
 from lightning_rl.rollout.contract import check_finite, check_time, env_steps_in, without_padding
 from lightning_rl.rollout.masks import check_allowed
@@ -310,13 +311,8 @@ class Algorithm(LightningModule, ABC, Configurable):
             FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.
         """
         reported = self.learner.finish_iteration(lambda: _named_sources(rollout, self.policy))
-        if type(self.policy).update_normalization is not Policy.update_normalization:
-            # Leaving out padding copies the rollout, which is slow with pictures.
-            steps = without_padding(rollout)
-            if "padding" not in rollout.keys() or ranks.agree(steps.batch_size[1] > 0):
-                self.policy.update_normalization(steps)
-                if ranks.world_size() > 1 and self.policy.version == 0:
-                    check_statistics_of_ranks(self.policy)
+        if not self._run_state.observed:
+            self._observe(rollout)
         self.policy.version += 1
         self.data.publish()
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
@@ -325,6 +321,16 @@ class Algorithm(LightningModule, ABC, Configurable):
         if self.learner.iterations is not None:
             self.learner.iterations.increment_ready()
             self.learner.iterations.increment_completed()
+
+    def _observe(self, rollout: TensorDict) -> None:
+        if type(self.policy).update_normalization is Policy.update_normalization:
+            return
+        # Leaving out padding copies the rollout, which is slow with pictures.
+        steps = without_padding(rollout)
+        if "padding" not in rollout.keys() or ranks.agree(steps.batch_size[1] > 0):
+            self.policy.update_normalization(steps)
+            if ranks.world_size() > 1 and self.policy.version == 0:
+                check_statistics_of_ranks(self.policy)
 
     def _metrics_of_iteration(self, reported: list[dict[str, float]]) -> dict[str, float]:
         parts = [*reported, self.statistics.means(), self.learner.learning_rates()]
@@ -452,6 +458,11 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.learner.check_trained()
         self.learner.set_learning_rates(self.env_steps, horizon)
         self.policy.put_in_eval_mode()
+        # An iteration may be many passes over a dataset: without its statistics, the first one
+        # would train on inputs that the policy never reads again.
+        self._run_state.observed = not self.data.acted_by_policy and lacks_statistics(self.policy)
+        if self._run_state.observed:
+            self._observe(batch)
         if self.reward_normalizer is not None:
             self.reward_normalizer.observe_rollout(batch, self.gamma)
 

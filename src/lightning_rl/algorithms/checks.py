@@ -7,7 +7,7 @@ import gymnasium
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,6 +16,7 @@ from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.optim.objective_checks import WHOLE, check_optimizer, quoted
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.lightning_private import start_method_of
@@ -105,8 +106,20 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
         policy.fields_of(torch.zeros(1, *space.shape))  # refuses them if it cannot store them
 
 
-def check_random_shift(policy: Policy, random_shift: int, pictures: int) -> None:
-    """Refuse a negative shift, in pixels, or one without pictures or for a memory."""
+def tell_random_actions(algorithm: Any) -> None:
+    """Print that random actions come first, in a run that begins with a policy that can act."""
+    if algorithm.random_env_steps > 0:
+        rank_zero_info(
+            f"In an env the first {algorithm.random_env_steps:,} steps take random actions all the "
+            "same. To act by the policy from the first step, set model.random_env_steps: 0 and "
+            f"model.learning_starts: {algorithm.learning_starts:_}."
+        )
+
+
+def check_random_shift(
+    policy: Policy, random_shift: int, pictures: Mapping[tuple[str, ...], tuple[int, ...]]
+) -> None:
+    """Refuse a negative shift, in pixels, a large one, or one without pictures or for a memory."""
     check_range("random_shift", random_shift, minimum=0)
     require(
         random_shift == 0 or not policy.evaluates_sequences,
@@ -114,10 +127,19 @@ def check_random_shift(policy: Policy, random_shift: int, pictures: int) -> None
         "see jumps between steps. Remove random_shift or the memory.",
     )
     require(
-        random_shift == 0 or pictures > 0,
+        random_shift == 0 or len(pictures) > 0,
         f"random_shift={random_shift} shifts pictures, but there are none in the observation "
         f"space {policy.observation_space}: remove random_shift.",
     )
+    parts = leaves_by_path(policy.observation_space)
+    for path, axes in pictures.items():
+        side = min(parts[path].shape[axis] for axis in axes)
+        require(
+            random_shift <= side / 4,
+            f"random_shift={random_shift} would shift {'.'.join(path) or 'the observation'}, of "
+            f"{side} pixels, by more than a quarter of it. Set random_shift: {side // 4} or less. "
+            "If it is no picture but a map of symbols, give its space their bounds instead of 255.",
+        )
 
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
@@ -99,6 +100,14 @@ class DQN(OffPolicyAlgorithm):
         fraction = self.exploration_fraction
         done = 1.0 if fraction == 0 else min(1.0, progress / fraction)
         return self.exploration_initial + done * (self.exploration_final - self.exploration_initial)
+
+    def after_warm_start(self) -> None:
+        super().after_warm_start()
+        if self.exploration_initial > self.exploration_final:
+            rank_zero_info(
+                f"Exploration starts at {self.exploration_initial:g} all the same. For less, set "
+                f"model.exploration_initial, such as {self.exploration_final:g}."
+            )
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

@@ -18,6 +18,7 @@ from lightning_rl.algorithms.checks import (
     check_random_shift,
     check_replayed,
     check_sequences,
+    tell_random_actions,
 )
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
@@ -119,7 +120,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.burn_in = burn_in
         self.random_shift = random_shift
         self._pictures = picture_keys(policy.observation_space)
-        check_random_shift(policy, random_shift, len(self._pictures))
+        check_random_shift(policy, random_shift, self._pictures)
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
@@ -244,12 +245,13 @@ class OffPolicyAlgorithm(Algorithm):
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
         )
+        tell_random_actions(self)
         # Otherwise the first targets would come from untrained critics.
         for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
 
-    def finish_iteration(self, rollout: TensorDict) -> None:
-        super().finish_iteration(rollout)
+    def _observe(self, rollout: TensorDict) -> None:
+        super()._observe(rollout)
         # Buffers are running statistics: copy them from the source.
         for target, source in self.target_networks():
             for slow, fast in zip(target.buffers(), source.buffers(), strict=True):

@@ -18,11 +18,13 @@ class RunState:
 
     Attributes:
         resumed: what this call of the trainer has loaded, until training starts.
+        observed: whether the policy's statistics include the rollout of the iteration already.
     """
 
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
         self.resumed: dict[str, Any] = {}
+        self.observed = False
         self._own_numbers: OwnNumbers | None = None  # of a user's algorithm, in training
 
     def save(self) -> dict[str, Any]:

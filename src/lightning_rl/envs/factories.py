@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.infos import READ
@@ -164,6 +165,18 @@ def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
         "trainer.limit_val_batches: 0, and evaluate later by rl-cli validate; or set "
         "data.eval_env.",
     )
+
+
+def tell_first_levels(env: VectorEnv, evaluates: bool) -> None:
+    """Print what evaluations on an env like that of training, if any, restart in each episode."""
+    if evaluates and env.persistent_state:
+        names = ", ".join(env.persistent_state)
+        rank_zero_info(
+            f"Evaluations, and with them best.ckpt, begin each episode with the first value of "
+            f"{names}, whatever training has reached. To evaluate another level of a curriculum, "
+            "set data.eval_env: the settings of data.env, with the level as its start "
+            "(curriculum: {name: {..., start: 1.0}})."
+        )
 
 
 def check_no_pauses(env: VectorEnv) -> None:

@@ -279,7 +279,7 @@ class Policy(nn.Module, ABC, Configurable):
     def update_normalization(self, rollout: TensorDict) -> None:
         """Update the running statistics of the inputs, if any, from a rollout [N, T+1].
 
-        Called once after each update, so that the first ratio of an update is 1.
+        Called once after each update (a dataset: before the first), so that first ratios are 1.
         """
 
 

@@ -62,6 +62,16 @@ class RunningMoments(nn.Module):
         self.count.copy_(torch.where(usable, total, self.count))
 
 
+def lacks_statistics(policy: Any) -> bool:
+    """Return whether a policy without updates has no statistics of its inputs yet.
+
+    A policy of a user may have statistics of another kind, which nothing is known of.
+    """
+    moments = [layer for layer in policy.modules() if isinstance(layer, RunningMoments)]
+    known = len(moments) > 0 and all(int(layer.count) > 0 for layer in moments)
+    return int(policy.version) == 0 and not known
+
+
 class ObservationNormalizer(RunningMoments):
     """Scale observations: clip((x - mean) / sqrt(var + eps), ±limit)."""
 

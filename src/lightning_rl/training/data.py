@@ -28,6 +28,7 @@ from lightning_rl.envs.factories import (
     checked_info_fields,
     env_factory,
     make_env,
+    tell_first_levels,
 )
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.policies import Policy
@@ -420,6 +421,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
         # Refuse an unsuitable env before a collector is built around it.
         check_one_arm(self._env, evaluates)
         check_no_pauses(self._env)
+        tell_first_levels(self._env, evaluates)
         self._check_first_episodes(learner)
         self.collector = self._make_collector(
             CollectorContext(

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl import PPO, SAC, Algorithm, Policy, SquashedActorCritic
+from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extend.policies import RunningMoments, mlp
@@ -116,8 +117,9 @@ class RandomNetworkDistillation(nn.Module):
         )
 
     def minibatches(self, state: Tensor) -> Iterator[TensorDict]:
-        """Yield one pass over states [M, D] in minibatches [B]."""
-        count = -(-len(state) // self.batch_size)
+        """Yield one pass over states [M, D] in minibatches [B], as many on all ranks."""
+        # Ranks may differ in padding; a rank with fewer states may have empty minibatches.
+        count = max(ranks.gather_over_ranks(-(-len(state) // self.batch_size)))
         for first in range(count):
             # Every count-th state, so that each minibatch has states of all times.
             part = state[first::count]

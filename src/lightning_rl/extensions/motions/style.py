@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl import PPO, Policy
+from lightning_rl.extend import ranks
 from lightning_rl.extend.algorithms import Objective
 from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extend.policies import RunningMoments, mlp
@@ -109,8 +110,9 @@ class Discriminator(nn.Module):
         return scaled.clamp(-LIMIT, LIMIT)
 
     def minibatches(self, steps: TensorDict) -> Iterator[TensorDict]:
-        """Yield one pass over steps [M] in minibatches [B]."""
-        count = -(-len(steps) // self.batch_size)
+        """Yield one pass over steps [M] in minibatches [B], as many on all ranks."""
+        # Ranks may differ in padding; a rank with fewer steps may have empty minibatches.
+        count = max(ranks.gather_over_ranks(-(-len(steps) // self.batch_size)))
         for first in range(count):
             # Every count-th step, so that each minibatch has steps of all times.
             yield steps[first::count]

@@ -171,7 +171,8 @@ class PictureEncoder(Encoder):
 
     Pictures are uint8, 0 to 255, or floats between -1 and 1. They stay uint8 in rollouts, replays
     and minibatches; the encoder divides by 255. Shapes: [H, W, C]; [C, H, W] if the first dimension
-    is the smallest; [H, W]; a stack of K color pictures [K, H, W, C], read as K * C channels.
+    is the smallest; [H, W]; a stack of K color pictures [K, H, W, C], or [K, C, H, W] if C is
+    smaller than H and W, read as K * C channels.
 
     A subclass sets `size`, and `layers` for pictures [M, C, H, W] of `input_shape`.
 
@@ -339,17 +340,27 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 
 
 def picture_keys(space: gymnasium.Space[Any]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return height and width of the pictures in an observation space, by their key path."""
+    """Return the axes of height and width of pictures in an observation space, by key path.
+
+    Bytes with other bounds than 0 and 255 are symbols, such as the cells of a map.
+    """
     parts = leaves_by_path(space).items()
-    return {path: _channels_and_sides(box.shape)[-2:] for path, box in parts if is_picture(box)}
+    return {
+        path: _channels_and_sides(box.shape)[-2:]
+        for path, box in parts
+        if is_picture(box) and (box.dtype != "uint8" or _is_bounded_as_pixels(box))
+    }
+
+
+def _is_bounded_as_pixels(space: gymnasium.spaces.Box) -> bool:
+    return bool((space.low == 0).all() and (space.high == 255).all())
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) == 2:
         return (0, 1)
     if len(shape) == 4:  # a stack of pictures
-        # [K, H, W, C]
-        return (0, 3, 1, 2)
+        return (0, *(axis + 1 for axis in _channels_and_sides(shape[1:])))
     # A first dimension below the others means [C, H, W].
     return (0, 1, 2) if shape[0] < min(shape[1:]) else (2, 0, 1)
 
