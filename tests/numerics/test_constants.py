@@ -1,5 +1,6 @@
 """A compiled loss notices what it reads of its algorithm, and of all that hangs on it."""
 
+import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_rl import PPO
-from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
+from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs, NoGraphError
 from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning
 from tests.algorithms import Reinforce
 from tests.core.numerics.test_gradients import minibatch_for
@@ -23,7 +24,7 @@ from tests.helpers import (
     train,
 )
 from tests.messages import refused
-from tests.variants import after
+from tests.variants import after, before, variant
 
 
 class Settings:
@@ -167,6 +168,94 @@ def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(loss, tmp_path, traced
         compiled, _, _ = train(tmp_path / "compiled", **kwargs)
         assert compiled.learner.compilation.compiled
     assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("held_by", ["partial", "closure"])
+def test_what_only_the_function_of_a_loss_holds_may_change_too(held_by, tmp_path, traced_only):
+    weight, losses = SimpleNamespace(), []
+
+    def weigh(weight, module, minibatch):
+        loss, scalars = module.loss(minibatch)
+        return weight.value * loss, scalars
+
+    def list_objectives(module):
+        by_partial = partial(weigh, weight, module)
+        by_closure = lambda minibatch: weigh(weight, module, minibatch)  # noqa: E731
+        return [module.objective(by_partial if held_by == "partial" else by_closure)]
+
+    def anneal(module, *args):
+        weight.value = 1.0 / (1.0 + module.iterations_done)
+
+    own = variant(Reinforce, configure_objectives=list_objectives)
+    for compile in (False, True):
+        model = {"algorithm": before(own, training_step=anneal), "compile": compile}
+        module, *_ = train(
+            tmp_path / str(compile),
+            data={"total_env_steps": 4 * 16 * 3},
+            model=model | {"n_epochs": 1, "batch_size": 64},
+            trainer={"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
+        )
+        losses.append(module.metrics["train/loss"])
+    assert module.learner.compilation.compiled
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def sets_a_number(module):
+    module.number += 1
+    return module.number
+
+
+def sets_a_tensor(module):
+    module.tensor = 0.5 * module.tensor
+    return module.tensor
+
+
+def fills_a_list(module):
+    module.seen.append(1.0)
+    return len(module.seen)
+
+
+def fills_an_array(module):
+    module.array += 1
+    return float(module.array[0])
+
+
+def draws_by_an_attribute(module):
+    return module.inner.draws.random()
+
+
+def draws_by_python(module):
+    return random.random() + np.random.rand()
+
+
+WRITES = {
+    sets_a_number: ("Loss.number", "training_step", "register_buffer"),
+    sets_a_tensor: ("Loss.tensor", "training_step", "register_buffer"),
+    fills_a_list: ("Loss.seen", "training_step", "register_buffer"),
+    fills_an_array: ("Loss.array", "training_step", "register_buffer"),
+    draws_by_an_attribute: ("SimpleNamespace.draws", "training_step"),
+    draws_by_python: ("Python", "NumPy", "torch.rand"),
+}
+
+
+@pytest.mark.parametrize("read", WRITES)
+def test_what_a_graph_would_write_or_draw_once_is_named_and_nothing_is_written(read, traced_only):
+    module, expected = Loss(), Loss()
+    for each in (module, expected):
+        each.inner.draws = np.random.default_rng(0)
+    multiply, _ = graphs_of(module, read)
+    streams = random.getstate(), np.random.get_state()[2]
+    with refused(NoGraphError, names=WRITES[read]):
+        multiply()
+    assert (random.getstate(), np.random.get_state()[2]) == streams
+    if read is not draws_by_python:  # goes on uncompiled as it would have begun
+        assert read(module) == read(expected)
+
+
+def test_a_tensor_that_a_graph_writes_in_place_is_written_once_for_each_call(traced_only):
+    module = Loss()
+    multiply, _ = graphs_of(module, lambda module: module.tensor.add_(1).clone())
+    assert [multiply().item() for _ in range(3)] == [1.5, 2.5, 3.5]
 
 
 def decide(module, result, minibatch):

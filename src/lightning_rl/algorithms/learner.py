@@ -74,7 +74,10 @@ class Learner:
         if compilation.compiled:
             # Lightning changes its own attributes during a run; a loss does not read them.
             left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
-            self.graphs = Graphs(owner, owner.device, compilation, left_out, HIDDEN)
+            losses = [f for loss in objectives.values() for f in (loss.loss, loss.prepare)]
+            self.graphs = Graphs(
+                owner, owner.device, compilation, left_out, HIDDEN, functions=losses
+            )
         self.updates: dict[str, Update] = {
             name: CompiledUpdate(objective, optimizer, self.graphs, phase)
             if self.graphs is not None

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from enum import Enum
-from types import MethodType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,22 +65,28 @@ class Attribute(NamedTuple):
 class Snapshot:
     """The current attributes of an object, and of the objects that it holds.
 
+    A function holds the variables of the functions around it, and the arguments of a `partial`.
     Objects of `LIBRARIES` are compared by identity. Global variables are not compared.
 
     Args:
         root: the object.
         left_out: attributes that no traced function reads.
+        functions: traced functions that the root may not hold.
 
     Attributes:
         attributes: the attributes, by their path from the root.
     """
 
-    def __init__(self, root: Any, left_out: Collection[Place] = ()) -> None:
+    def __init__(
+        self, root: Any, left_out: Collection[Place] = (), functions: Iterable[Any] = ()
+    ) -> None:
         self.attributes: dict[str, Attribute] = {}
         self._left_out = left_out
         self._visited: set[int] = set()
         self._sizes: list[tuple[Mapping[str, Any], int]] = []
         self._visit(root, "")
+        for i, function in enumerate(functions):
+            self._descend(function, f"({i})")
         self._root_attributes = vars(root)
         self._store_root_values()
 
@@ -133,7 +140,7 @@ class Snapshot:
                 attribute_path = f"{path}.{name}"
                 left_out = name in internal or (id(owner), name) in self._left_out
                 if not left_out and attribute_path not in self.attributes:
-                    label, value = f"{type(owner).__name__}.{name}", holder[name]
+                    label, value = f"{_class_of(owner).__name__}.{name}", holder[name]
                     self.attributes[attribute_path] = Attribute(label, holder, name, frozen(value))
                     self._descend(value, attribute_path)
 
@@ -146,8 +153,10 @@ class Snapshot:
                     self._descend(child, f"{path}[{key}]")
         elif isinstance(value, MethodType):  # a bound method reads the attributes of its object
             self._descend(value.__self__, f"{path}.__self__")
+        elif isinstance(value, partial):
+            self._descend((value.func, value.args, value.keywords), path)
         elif not isinstance(value, (*PLAIN, Tensor, type)) and (
-            isinstance(value, nn.Module) or not _is_of_a_library(type(value))
+            isinstance(value, nn.Module) or not _is_of_a_library(_class_of(value))
         ):
             self._visit(value, path)
 
@@ -210,9 +219,38 @@ class _Slots(MutableMapping[str, Any]):
         return len(self._names)
 
 
+class _Enclosed(MutableMapping[str, Any]):
+    """The variables of the functions around a function, which it reads."""
+
+    def __init__(self, function: FunctionType) -> None:
+        names = function.__code__.co_freevars
+        self._cells = dict(zip(names, function.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cells[name].cell_contents
+        except ValueError:  # not set yet
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._cells if name in self)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)
+    if isinstance(owner, FunctionType):
+        enclosed = _Enclosed(owner)
+        yield enclosed, list(enclosed)
     if isinstance(owner, nn.Module):
         for name in ("_parameters", "_buffers", "_modules"):
             yield attributes[name], list(attributes[name])
@@ -230,8 +268,12 @@ def _listed(slots: Any) -> list[str]:
     return [slots] if isinstance(slots, str) else list(slots or ())
 
 
-def _is_of_a_library(cls: type) -> bool:
-    name = cls.__module__
+def _class_of(owner: Any) -> Any:
+    return owner if isinstance(owner, FunctionType) else type(owner)
+
+
+def _is_of_a_library(cls: Any) -> bool:
+    name = str(cls.__module__)
     return name.partition(".")[0] in LIBRARIES or name.startswith(STEPPING)
 
 

@@ -19,6 +19,7 @@ from lightning_rl.compiled.attributes import (
 )
 from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
+from lightning_rl.compiled.writes import Contents, draws_of_python
 from lightning_rl.system.torch_private import list_options, standalone_compile, trace, version_of
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class Graphs:
         left_out: attributes that are not compared: constants, or written by the functions.
         hidden: attributes of the algorithm that are not compared, and must not be read.
         cure_of_draws: advice for random numbers; if set, a graph must not draw them.
+        functions: functions that are traced and that the algorithm may not hold.
 
     Attributes:
         available: whether graphs can be compiled.
@@ -85,6 +87,7 @@ class Graphs:
         left_out: Collection[Place] = (),
         hidden: Collection[str] = (),
         cure_of_draws: str = "",
+        functions: Sequence[Any] = (),
     ) -> None:
         self.available = True
         self._choice = choice or CompileDecision(True, None)
@@ -93,7 +96,7 @@ class Graphs:
         self._cure_of_draws = cure_of_draws
         self.captured = False
         self.have_served = False
-        self._root = root
+        self._root, self._functions = root, functions
         self._device = device
         self._compiled: dict[tuple[Any, ...], list[_Compiled]] = {}
         self._snapshot: Snapshot | None = None
@@ -182,9 +185,12 @@ class Graphs:
         # The cheapest test first: the root (1 µs), then all known attributes; a new search last.
         is_current = self._is_fresh and snapshot is not None and snapshot.root_is_current()
         if snapshot is None or not (is_current or snapshot.refresh()):
-            snapshot = self._snapshot = Snapshot(self._root, self._left_out)
+            snapshot = self._snapshot = self._take_snapshot()
         self._is_fresh = True
         return snapshot.attributes
+
+    def _take_snapshot(self) -> Snapshot:
+        return Snapshot(self._root, self._left_out, self._functions)
 
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
@@ -229,18 +235,10 @@ class Graphs:
         namespace = vars(self._root)
         values = [(current[p].holder, current[p].name, v) for p, v in (numbers | absent).items()]
         values += [(namespace, name, _Hidden(name)) for name in self._hidden if name in namespace]
-        function, noted = make()
-        # Restore buffers, which tracing may change.
-        buffers = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
-        copies = [tensor.detach().clone() for tensor in inputs]  # tracing runs the function
-        try:
-            with replaced(values), TensorReadRecorder() as recorder:
-                traced = trace(function, *copies)
-        finally:
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        with replaced(values):
+            traced, reads, noted = self._trace_alone(make, inputs)
         # `_trace_without_constants` catches this, and leaves the number a constant.
-        for tensor, _, _ in recorder.reads:
+        for tensor, _, _ in reads:
             if any(tensor is number for number in numbers.values()):
                 raise RuntimeError("a Python decision depends on the number")
         # Inductor has its own random numbers: the run's generators would have no effect.
@@ -249,7 +247,38 @@ class Graphs:
                 raise NoGraphError(
                     f"random numbers are drawn by {node.target}: {self._cure_of_draws}"
                 )
-        return _Trace(traced, lift_tensors(traced), numbers, recorder.reads, noted)
+        return _Trace(traced, lift_tensors(traced), numbers, reads, noted)
+
+    def _trace_alone(
+        self, make: Make, inputs: list[Tensor]
+    ) -> tuple[GraphModule, list[tuple[Tensor, int, Any]], dict[str, None]]:
+        """Trace without effects; refuse a function whose effects are not in the graph."""
+        results = []
+
+        def run() -> None:
+            function, noted = make()
+            copies = [tensor.detach().clone() for tensor in inputs]  # tracing runs the function
+            with TensorReadRecorder() as recorder:
+                results.append((trace(function, *copies), recorder.reads, noted))
+
+        contents = Contents(lambda: self._take_snapshot().attributes)
+        try:
+            draws = draws_of_python(run)
+            changes = contents.changes()
+        finally:
+            contents.restore()  # also what the graph repeats: writes into tensors
+        if draws:
+            raise NoGraphError(
+                "it draws random numbers of Python or NumPy, which would be constants: "
+                f"{self._cure_of_draws or 'draw by torch, such as torch.rand'}"
+            )
+        if changes:
+            raise NoGraphError(
+                f"it changes {', '.join(dict.fromkeys(changes.values()))}, which a graph does not "
+                "repeat: change it in training_step, or make it a tensor that the loss writes in "
+                "place, by self.register_buffer in __init__"
+            )
+        return results[0]
 
 
 class NoGraphError(RuntimeError):

@@ -10,15 +10,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.compiled.attributes import Attribute, Snapshot, same
+from lightning_rl.compiled.attributes import Snapshot
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
+from lightning_rl.compiled.writes import Contents
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.steppers import (
     RESULTS,
@@ -135,7 +136,7 @@ class CompiledSteps:
         try:
             # One trial step shows shapes, reports and changed attributes. It must not move the
             # user's env. The policy is not copied: a large one fills the memory, and
-            # `_StepAttributes` restores what the step changes in it.
+            # `Contents` restores what the step changes in it.
             trial = copy.deepcopy(env)
         except Exception as error:
             raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
@@ -153,12 +154,13 @@ class CompiledSteps:
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.reset_mode = ResetMode.LATER  # its state must come from the transition
         trial_root = _Root(self.policy, trial)
-        attributes = _StepAttributes(trial_root)
+        driven = {(id(trial), name) for name in DRIVEN}
+        contents = Contents(lambda: Snapshot(trial_root, driven).attributes)
         try:
             transition = self._act_and_step(trial_root, dict(self.carry), self.noise)
-            changed = attributes.changed()
+            changed = _problem_of(contents)
         finally:
-            attributes.restore()
+            contents.restore()
         if changed is not None:
             raise NoGraphError(changed)
         next_carry = {key: transition.carry[key] for key in self.carry}
@@ -542,49 +544,17 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
     return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
 
 
-class _StepAttributes:
-    """The attributes of an env and a policy before a step, except its outputs."""
-
-    def __init__(self, root: "_Root") -> None:
-        # The root holds a copy of the env, but not of the policy, which may be large.
-        self._root = root
-        self._saved = self._current_attributes()
-        self._tensors = {
-            path: (attribute.value, version_of(attribute.value), attribute.value.clone())
-            for path, attribute in self._saved.items()
-            if isinstance(attribute.value, Tensor) and not isinstance(attribute.value, nn.Parameter)
-        }
-
-    def _current_attributes(self) -> dict[str, Attribute]:
-        return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).attributes
-
-    def changed(self) -> str | None:
-        for path, new in sorted(self._current_attributes().items()):
-            tensor, version, _ = self._tensors.get(path, (None, 0, None))
-            mutated = tensor is new.value and tensor is not None and version_of(tensor) != version
-            old = self._saved.get(path)
-            if old is not None and same(new.value, old.value) and not mutated:
-                continue
-            problem = f"a step changes {new.label}, which is not part of the state: "
-            if path.startswith(".env"):
-                return (
-                    f"{problem}put values that change from step to step into the TensorDict that "
-                    "`transition` returns"
-                )
-            return f"{problem}store a policy's memory in the rollout, see `extra_fields`"
-        return None
-
-    def restore(self) -> None:
-        for path, attribute in self._current_attributes().items():
-            if not path.startswith(".env"):  # the trial env is a copy, dropped after the trial
-                saved, holder = self._saved.get(path), cast(Any, attribute.holder)
-                if saved is None:
-                    del holder[attribute.name]
-                elif not same(attribute.value, saved.value):
-                    holder[attribute.name] = saved.value
-        for tensor, version, original in self._tensors.values():
-            if version_of(tensor) != version:
-                tensor.copy_(original)
+def _problem_of(contents: Contents) -> str | None:
+    """Return what a step has changed beside its outputs, in words."""
+    for path, label in sorted((contents.changes() | contents.written_tensors()).items()):
+        problem = f"a step changes {label}, which is not part of the state: "
+        if path.startswith(".env"):
+            return (
+                f"{problem}put values that change from step to step into the TensorDict that "
+                "`transition` returns"
+            )
+        return f"{problem}store a policy's memory in the rollout, see `extra_fields`"
+    return None
 
 
 def _line_behind(error: BaseException, name: str) -> str:
