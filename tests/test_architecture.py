@@ -382,8 +382,14 @@ def test_torch_has_the_private_attributes_that_are_used():
     owners = {
         optimizer: ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
         torch.distributed.ProcessGroup: ("_get_backend",),
-        torch.Tensor: ("_version",),
-        module: ("_buffers", "_modules", "_non_persistent_buffers_set"),
+        torch.Tensor: ("_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
+        module: (
+            "_buffers",
+            "_modules",
+            "_non_persistent_buffers_set",
+            "_forward_hooks",
+            "_forward_pre_hooks",
+        ),
         torch.ops.aten: ("_local_scalar_dense",),
     }
     for owner, names in owners.items():

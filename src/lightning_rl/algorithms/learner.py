@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.graphs import Graphs
-from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
-from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate, hindrance
+from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.optim.objective_checks import quoted
 from lightning_rl.optim.update import LearningRateSchedule, Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
@@ -63,21 +63,14 @@ class Learner:
         self.phase = phase
         self.iterations = iterations
         self._objectives = objectives
-        # A graph cannot call Lightning's hooks of single minibatches.
-        if compilation.compiled and hooks is not None:
-            reason = (
-                "a callback or the module overrides one of "
-                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
-            )
+        if compilation.compiled and (reason := hindrance(owner, hooks)):
             compilation.give_up(reason, f"compile: true has no effect: {reason}.")
         self.graphs: Graphs | None = None
         if compilation.compiled:
             # Lightning changes its own attributes during a run; a loss does not read them.
             left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
-            losses = [f for loss in objectives.values() for f in (loss.loss, loss.prepare)]
-            self.graphs = Graphs(
-                owner, owner.device, compilation, left_out, HIDDEN, functions=losses
-            )
+            losses = [f for each in objectives.values() for f in (each.loss, each.prepare)]
+            self.graphs = Graphs(owner, owner.device, compilation, left_out, HIDDEN, "", losses)
         self.updates: dict[str, Update] = {
             name: CompiledUpdate(objective, optimizer, self.graphs, phase)
             if self.graphs is not None

@@ -5,19 +5,36 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.objective_checks import check_names, unreached
+from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.objective_checks import check_names, quoted, unreached
 from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches, row_of
 from lightning_rl.optim.update_sequence import UpdateSequence, select_forwarded
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
-from lightning_rl.system.torch_private import call_with, flatten
+from lightning_rl.system.torch_private import call_with, flatten, has_gradient_hooks
+
+
+def hindrance(owner: nn.Module, hooks: LightningHooks | None) -> str | None:
+    """Return what a compiled update of a module would not call, in words; None if it can run."""
+    if hooks is not None:
+        return (
+            "a callback or the module overrides one of "
+            f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
+        )
+    hooked = [n for n, p in owner.named_parameters() if p.requires_grad and has_gradient_hooks(p)]
+    if not hooked:
+        return None
+    return (
+        f"{quoted(hooked[:3])} {'has' if len(hooked) == 1 else 'have'} hooks on the gradient "
+        "(register_hook), which a compiled update does not call"
+    )
 
 
 class CompiledUpdate(Update):

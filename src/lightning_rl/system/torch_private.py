@@ -26,6 +26,8 @@ __all__ = [
     "copy_all",
     "devices",
     "flatten",
+    "has_forward_hooks",
+    "has_gradient_hooks",
     "has_step_hooks",
     "list_options",
     "non_persistent_buffers_of",
@@ -78,6 +80,16 @@ def call_with(
     }
     module = _OwnedFunction(owner, function)
     return functional_call(module, places, inputs, tie_weights=False)
+
+
+def has_forward_hooks(module: Any) -> bool:
+    """Return whether a module has hooks around its `forward`, such as those of weight_norm."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Return whether a leaf tensor has hooks on its gradient."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

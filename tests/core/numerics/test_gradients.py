@@ -9,6 +9,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 from torch import nn
 
+from lightning_rl import ActorCritic
 from lightning_rl.compiled import graphs
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.optim import update as stepping
@@ -23,6 +24,7 @@ from tests.helpers import (
     train,
 )
 from tests.messages import refused
+from tests.variants import after
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -195,6 +197,18 @@ def test_where_a_callback_wants_the_hooks_of_each_minibatch_nothing_is_compiled(
     with refused(UserWarning, names=("compile: true", "on_before_backward")):
         train(tmp_path, model={"compile": True}, trainer={"callbacks": [listener]})
     assert len(seen) == 6 * 2 * 2
+
+
+def test_where_a_hook_changes_a_gradient_nothing_is_compiled(tmp_path):
+    def freeze_columns(policy, *args, **kwargs):
+        policy.actor[0].weight.register_hook(lambda gradient: gradient * torch.eye(4)[0])
+        policy.first = policy.actor[0].weight.detach().clone()
+
+    own = {"policy_class": after(ActorCritic, __init__=freeze_columns)}
+    with refused(UserWarning, names=("compile: true", "policy.actor.0.weight", "register_hook")):
+        module, *_ = train(tmp_path, policy=own, model={"compile": True})
+    moved = (module.policy.actor[0].weight != module.policy.first).any(0)
+    assert moved.tolist() == [True, False, False, False]
 
 
 def test_the_profiler_tells_the_phases_of_an_iteration_apart(tmp_path):
