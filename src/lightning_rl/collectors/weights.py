@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
 from lightning_rl.policies import Policy
+from lightning_rl.system.errors import require
 from lightning_rl.system.sharded import whole
 from lightning_rl.system.torch_private import copy_all
 
@@ -105,9 +106,22 @@ def changing_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 def acting_copy(policy: Policy, device: torch.device) -> Policy:
-    """Return a copy to act with; on the learner's device, it shares the frozen parameters."""
+    """Return a copy to act with; on the learner's device, it shares the frozen parameters.
+
+    Raises:
+        ConfigurationError: if a module of the policy holds a computed tensor.
+    """
     if policy.sharding is not None:
         return cast(Policy, policy.sharding.copy(device))
+    for name, module in policy.named_modules():
+        for key, value in vars(module).items():
+            require(
+                not isinstance(value, Tensor) or value.is_leaf,
+                f"{type(policy).__name__} cannot be copied to act in the background, because "
+                f"{f'{name}.' if name else ''}{key} is computed from its parameters. Use "
+                "nn.utils.parametrizations.weight_norm instead of nn.utils.weight_norm (and alike "
+                "spectral_norm), and compute such tensors in forward.",
+            )
     same_device = device == policy.version.device
     # Share frozen parameters: a frozen vision model is most of a VLA's memory.
     shared = {id(p): p for p in policy.parameters() if same_device and not p.requires_grad}

@@ -27,6 +27,7 @@ from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.policies.networks.memory import Memory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout.contract import FieldSpec, flat_transitions, time_major
+from lightning_rl.system.torch_private import has_forward_hooks
 
 MAX_ENVS = 64
 """With more envs torch is faster."""
@@ -87,6 +88,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers[::2])
         and all(type(layer) in ACTIVATIONS and _is_default(layer) for layer in layers[1::2])
         and not (isinstance(distribution, Categorical) and distribution.padded)
+        and not any(map(has_forward_hooks, (policy, policy.actor, *layers)))
     )
 
 

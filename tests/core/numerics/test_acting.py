@@ -9,6 +9,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from torch import nn
+from torch.nn.utils import prune
 
 from lightning_rl import ActorCritic
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
@@ -52,6 +53,25 @@ def act(actor, noise=True):
     for t in range(T):
         actor.act(t)
     actor.finish(0, T)
+
+
+def no_change(*args):
+    """Be a hook."""
+
+
+HOOKS = {
+    "of a pruned layer": lambda policy: prune.identity(policy.actor[0], "weight"),
+    "of a layer": lambda policy: policy.actor[2].register_forward_hook(no_change),
+    "of the actor": lambda policy: policy.actor.register_forward_hook(no_change),
+    "of the policy": lambda policy: policy.register_forward_pre_hook(no_change),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_torch_acts_where_hooks_are_to_be_called(name):
+    policy, rollout = make(Discrete(4))
+    HOOKS[name](policy)
+    assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
 
 
 @pytest.mark.parametrize(("space", "kwargs"), CASES)

@@ -15,12 +15,22 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.nn.utils import prune
 
-from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, OffPolicyAlgorithm, SlowPolicy
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActorCritic,
+    ActorOnly,
+    AsyncCollector,
+    OffPolicyAlgorithm,
+    SlowPolicy,
+)
 from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors import SyncCollector
+from lightning_rl.collectors.weights import acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.actors import StepwiseActor
@@ -480,6 +490,14 @@ def test_a_rollout_staler_than_promised_is_refused(tmp_path):
     eager = variant(AsyncCollector, _may_begin=lambda collector, version: True)
     with refused(RuntimeError, names=("updates", "1")):
         train(tmp_path, data={"collector": partial(eager, max_staleness=1)}, trainer=SLOW_UPDATES)
+
+
+def test_a_policy_that_cannot_be_copied_names_the_tensor_and_the_cure():
+    data = make_data()
+    policy = ActorCritic(data.observation_space, data.action_space, (8,))
+    prune.identity(policy.actor[0], "weight")
+    with refused(names=("ActorCritic", "actor.0.weight", "nn.utils.parametrizations.weight_norm")):
+        acting_copy(policy, torch.device("cpu"))
 
 
 def test_an_error_of_the_thread_comes_with_its_traceback():
