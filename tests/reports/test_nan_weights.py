@@ -5,12 +5,13 @@ import shutil
 import pytest
 import torch
 
-from lightning_rl import RLTrainer, load_policy
+from lightning_rl import ActorCritic, RLTrainer, load_policy
 from lightning_rl.cli.app import run
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import ports_of
-from tests.helpers import last, make_data, make_ppo
+from tests.helpers import last, make_data, make_ppo, train
 from tests.messages import assert_names, refused
+from tests.variants import after
 
 CONFIG = """
 model:
@@ -122,3 +123,11 @@ def test_running_statistics_count_and_an_infinite_buffer_does_not():
     policy.normalizer.mean[0] = torch.nan
     with refused(names="normalizer.mean"):
         TrainedPolicy(policy)
+
+
+def test_layers_without_a_size_are_named_with_the_cure(tmp_path):
+    def make_lazy(policy, *args, **kwargs):
+        policy.actor[0] = torch.nn.LazyLinear(16)
+
+    with refused(names=("actor.0.weight", "nn.LazyLinear", "nn.Linear")):
+        train(tmp_path, policy={"policy_class": after(ActorCritic, __init__=make_lazy)})
