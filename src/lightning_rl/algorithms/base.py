@@ -314,6 +314,8 @@ class Algorithm(LightningModule, ABC, Configurable):
         if not self._run_state.observed:
             self._observe(rollout)
         self.policy.version += 1
+        if self._run_state.policy_numbers is not None:
+            self._run_state.policy_numbers.check()
         self.data.publish()
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         self.metrics = self._metrics_of_iteration(reported)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.learner import HIDDEN, LIGHTNINGS_OWN
 from lightning_rl.compiled.attributes import MISSING, frozen, same
+from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
 from lightning_rl.system.output import tell
 from lightning_rl.system.torch_private import version_of
@@ -88,6 +89,38 @@ class OwnNumbers:
         """Return the first value of an attribute, or of the class; None if it is no number."""
         first = self._first.get(name, getattr(type(self._owner), name, None))
         return _plain(first) if _is_number(first) else None
+
+
+class PolicyNumbers:
+    """The numbers among the attributes of a user's policy, which training must not change.
+
+    Args:
+        policy: the policy when the training starts.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._first = self._numbers()
+        self._warned = False
+
+    def check(self) -> None:
+        """Warn once of changed numbers: only parameters and buffers are saved and published."""
+        first = self._first
+        changed = [n for n, x in self._numbers().items() if not same(first.get(n, MISSING), x)]
+        if not changed or self._warned:
+            return
+        self._warned = True
+        names = ", ".join(f"{type(self._policy).__name__}.{key}" for key in changed)
+        rank_zero_warn(
+            f"Training changes {names}, but checkpoints, and "
+            "collectors that act with a copy of the policy, such as AsyncCollector, get only its "
+            "parameters and buffers. Make a buffer of it, by self.register_buffer("
+            f"'{changed[0]}', torch.tensor(...)) in __init__, and write it in place (fill_)."
+        )
+
+    def _numbers(self) -> dict[str, Any]:
+        values = vars(self._policy).items()
+        return {k: x for k, x in values if k != "training" and type(x) in (bool, int, float)}
 
 
 def _is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.algorithms.checkpoint_checks import check_checkpoint
-from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
+from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers, PolicyNumbers
 from lightning_rl.checkpoints.format import DESCRIPTION_KEY, SPACES_KEY, WEIGHTS, header, restoring
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout.spaces import space_data
@@ -19,6 +19,7 @@ class RunState:
     Attributes:
         resumed: what this call of the trainer has loaded, until training starts.
         observed: whether the policy's statistics include the rollout of the iteration already.
+        policy_numbers: the numbers of a user's policy, in training.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -26,6 +27,7 @@ class RunState:
         self.resumed: dict[str, Any] = {}
         self.observed = False
         self._own_numbers: OwnNumbers | None = None  # of a user's algorithm, in training
+        self.policy_numbers: PolicyNumbers | None = None
 
     def save(self) -> dict[str, Any]:
         """Return the state of all ranks."""
@@ -57,9 +59,10 @@ class RunState:
 
     def start(self) -> None:
         """Restore the numbers of a user's algorithm and the random streams."""
-        is_users = type(self._algorithm).__module__.partition(".")[0] != PACKAGE
-        if self._own_numbers is None and is_users:
+        if self._own_numbers is None and _is_users(self._algorithm):
             self._own_numbers = OwnNumbers(self._algorithm)
+        policy = self._algorithm.policy
+        self.policy_numbers = PolicyNumbers(policy) if _is_users(policy) else None
         if self._own_numbers is not None and (numbers := self.resumed.get("numbers")):
             with restoring("numbers"):
                 self._own_numbers.load_state_dicts(numbers)
@@ -78,3 +81,7 @@ class RunState:
                 f"{ranks.world_size()}: weights, optimizer, counters and normalizers are restored; "
                 "random streams and episodes start fresh."
             )
+
+
+def _is_users(part: Any) -> bool:
+    return type(part).__module__.partition(".")[0] != PACKAGE

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, SAC, AsyncCollector, Policy, ReplayBuffer
+from lightning_rl import PPO, SAC, ActorCritic, AsyncCollector, Policy, ReplayBuffer
 from tests.helpers import last, load, train
 from tests.messages import assert_names, refused
+from tests.variants import after
 
 HALF, WHOLE = {"total_env_steps": 4 * 16 * 3}, {"total_env_steps": 4 * 16 * 5}
 
@@ -139,3 +140,19 @@ def test_changed_attributes_of_other_kinds_are_named_once_with_the_cure(tmp_path
 def test_algorithms_of_the_package_save_no_numbers(tmp_path):
     run(tmp_path, HALF, algorithm=PPO)
     assert "numbers" not in load(last(tmp_path))["lightning_rl"]
+
+
+def test_a_number_of_a_policy_that_training_changes_is_named_once_with_the_cure(tmp_path):
+    """Copies that act in the background, and checkpoints, have its first value."""
+    own = after(
+        ActorCritic, "Own", __init__=lambda policy, *args, **kw: policy.__dict__.update(epsilon=1)
+    )
+    own.__module__ = __name__
+
+    def anneal(module, *args):
+        module.policy.epsilon = 0.5**module.iterations_done
+
+    model = {"algorithm": after(PPO, training_step=anneal), "compile": False}
+    with refused(UserWarning, names=("Own.epsilon", "AsyncCollector", "register_buffer")) as caught:
+        train(tmp_path, data=HALF, policy={"policy_class": own}, model=model)
+    assert sum("Own.epsilon" in str(one.message) for one in caught) == 1
