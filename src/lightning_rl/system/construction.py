@@ -237,7 +237,10 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if kind is inspect.Parameter.VAR_KEYWORD:
             settings |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
-            settings[name] = f"{NOT_WRITTEN}arguments without a name"
+            names = _names_behind_star(cls)
+            settings |= zip(names, value, strict=False)
+            if len(value) > len(names):
+                settings[name] = f"{NOT_WRITTEN}arguments without a name"
         else:
             settings[name] = value
     # No config holds spaces: the env has them.
@@ -245,6 +248,17 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if isinstance(settings.get(name), gymnasium.Space):
             del settings[name]
     return {"class_path": path, "init_args": to_config(settings)}
+
+
+def _names_behind_star(cls: type) -> list[str]:
+    """Return the names of what `*args` passes on, if `**kwargs` takes it by name, too."""
+    arguments = _arguments(cls)
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return []
+    names = {argument.name for argument in arguments}
+    settings = (settings_of_class(cls) or {}).items()
+    by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [key for key, setting in settings if setting.kind is by_position and key not in names]
 
 
 def _is_plain(value: partial[Any]) -> bool:
