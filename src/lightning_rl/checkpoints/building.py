@@ -4,11 +4,12 @@
 as a function. Without `trust_code` only classes in the table of `registry` are imported.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from inspect import Parameter, isabstract
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, cast, get_origin
 
@@ -30,9 +31,9 @@ from lightning_rl.checkpoints.saved import describe_missing, missing_settings, s
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV, weights_follow
-from lightning_rl.system.declared import Family, parts_of
+from lightning_rl.system.declared import Family, is_read_from_text, parts_of
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.jsonargparse_private import parameters_of
+from lightning_rl.system.jsonargparse_private import converted, kind_of
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.process import package_defaults
 from lightning_rl.system.texts import imported
@@ -232,13 +233,19 @@ class SavedRun:
         if isinstance(value, list) and parts.entries is not None:
             return [self._build(v, parts.entries, f"{path}.{i}") for i, v in enumerate(value)]
         if isinstance(value, list) and np.ndarray in kinds:
-            return np.asarray(value, np.float32)  # spaces have float32 bounds, and warn of others
-        if isinstance(value, list) and tuple in kinds:
+            array = np.asarray(value)
+            # Spaces have float32 bounds, and warn of others.
+            return array.astype(np.float32) if array.dtype.kind == "f" else array
+        if isinstance(value, list) and tuple in kinds and not is_read_from_text(kind):
             return tuple(value)
         makes = Callable in kinds or any(family.is_factory for family in parts.families)
         # Where a plain text is no valid value, the text names a function.
         if isinstance(value, str) and makes and str not in kinds:
             return self._named(value, path)
+        if is_read_from_text(kind):
+            # The run may have had another value than the declared ones.
+            with suppress(ValueError, TypeError):
+                return converted(kind, copy.deepcopy(value))
         return value
 
     def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
@@ -260,7 +267,7 @@ class SavedRun:
 
     def _arguments_of(self, target: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
         return {
-            name: self._build(value, _kind_of(target, name), f"{path}.{name}")
+            name: self._build(value, kind_of(target, name), f"{path}.{name}")
             for name, value in settings.items()
         }
 
@@ -274,12 +281,3 @@ class SavedRun:
             return imported(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigurationError(f"'{name}' for {path} cannot be imported: {error}.") from error
-
-
-def _kind_of(target: Any, name: str) -> Any:
-    """Return the annotation of a parameter, or that of the same parameter of a base class."""
-    for constructor in getattr(target, "__mro__", (target,)):
-        parameter = parameters_of(constructor).get(name)
-        if parameter is not None and parameter.annotation is not Parameter.empty:
-            return parameter.annotation
-    return Any

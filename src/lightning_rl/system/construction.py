@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.renamed import RefusesEarlierNames
 
@@ -138,8 +139,11 @@ def config_of(constructed: Configurable) -> dict[str, Any]:
     return constructed._construction
 
 
-def to_config(value: Any) -> Any:
-    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`."""
+def to_config(value: Any, kind: Any = None) -> Any:
+    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
+
+    `kind` is the declared type, if the value is a dataclass or holds one.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Path | torch.device):
@@ -147,10 +151,13 @@ def to_config(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.size <= LARGEST:
         return value.tolist()
     if isinstance(value, list | tuple) and len(value) <= LARGEST:
-        return [to_config(entry) for entry in value]
+        return [to_config(entry, parts_of(kind).entries) for entry in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {name: to_config(entry) for name, entry in value.items()}
+        return {name: to_config(entry, parts_of(kind).values) for name, entry in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
+        group = parts_of(kind).group
+        if group is not None and type(value) is not group:  # the config would name no class
+            return f"{NOT_WRITTEN}{_words_for(value)}, where {group.__name__} is declared"
         return {field.name: _of_field(value, field) for field in fields(value)}
     if isinstance(value, Configurable) and _path_of(type(value)):
         return config_of(value)
@@ -159,7 +166,7 @@ def to_config(value: Any) -> Any:
     if isinstance(value, FunctionType) and (name := _path_of(value)):
         return name
     if isinstance(value, partial) and _is_plain(value) and (name := _path_of(value.func)):
-        return {"class_path": name, "init_args": to_config(value.keywords)}
+        return {"class_path": name, "init_args": _to_configs(value.func, value.keywords)}
     return f"{NOT_WRITTEN}{_words_for(value)}"
 
 
@@ -167,7 +174,28 @@ def _of_field(owner: Any, field: Field[Any]) -> Any:
     value = getattr(owner, field.name)
     if field.metadata.get(IMPORT_PATH) and isinstance(value, type) and (name := _path_of(value)):
         return name  # a class as a plain text, like functions
-    return to_config(value)
+    return _to_configs(type(owner), {field.name: value})[field.name]
+
+
+def _to_configs(cls: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a class as plain data."""
+
+    def declared(name: str, value: Any) -> Any:
+        if not _holds_dataclass(value):
+            return None
+        from lightning_rl.system.jsonargparse_private import kind_of  # imports the parser
+
+        return kind_of(cls, name)
+
+    return {name: to_config(value, declared(name, value)) for name, value in settings.items()}
+
+
+def _holds_dataclass(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_dataclass, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_dataclass, value[:LARGEST]))
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def is_unwritten(value: Any) -> bool:
@@ -247,7 +275,7 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for name in GIVEN_BY_THE_ENV:
         if isinstance(settings.get(name), gymnasium.Space):
             del settings[name]
-    return {"class_path": path, "init_args": to_config(settings)}
+    return {"class_path": path, "init_args": _to_configs(cls, settings)}
 
 
 def _names_behind_star(cls: type) -> list[str]:

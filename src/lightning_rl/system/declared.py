@@ -6,13 +6,22 @@ import inspect
 import re
 import types
 import typing
+from datetime import timedelta
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+import torch
+
 UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection)
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
+
+PLAIN = (bool, int, float, str, types.NoneType, Literal, ..., *LISTS, *MAPPINGS)
+"""Types whose values a config holds as they are, and lists and mappings of such."""
+
+WRITTEN_AS_TEXT = (timedelta, torch.device, set, frozenset)
+"""Types whose values a config holds as texts or lists, besides enums and paths."""
 
 OF_VALUES = ("builtins", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
 """Modules of types with values that are plain or converted from texts."""
@@ -104,6 +113,32 @@ def _family(kind: Any) -> Family | None:
     # jsonargparse converts texts to enums and paths.
     is_plain = kind.__module__ in OF_VALUES or issubclass(kind, (Enum, PurePath))
     return None if is_plain else Family(kind)
+
+
+def is_read_from_text(kind: Any) -> bool:
+    """Return whether a declared type has values that a config writes as other plain values.
+
+    Its other values are plain, too: to convert a value to it imports and calls no code of a config.
+    """
+    members = list(_members(kind))
+    return any(map(_is_written_as_text, members)) and all(
+        member in PLAIN or _is_written_as_text(member) for member in members
+    )
+
+
+def _is_written_as_text(kind: Any) -> bool:
+    is_class = isinstance(kind, type)
+    return kind in WRITTEN_AS_TEXT or (is_class and issubclass(kind, (Enum, PurePath)))
+
+
+def _members(kind: Any) -> typing.Iterator[Any]:
+    """Yield the types in a declared type, without unions."""
+    origin = get_origin(kind)
+    if origin not in UNIONS:
+        yield origin or kind
+    if origin is not Literal:
+        for argument in get_args(kind):
+            yield from _members(argument)
 
 
 def describe_type(kind: Any) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from inspect import Parameter
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from jsonargparse import set_dumper, set_loader
 from jsonargparse._common import ImportDenied as ImportDenied
@@ -25,12 +28,23 @@ PARSER_MODE = "lightning_rl"
 set_loader(PARSER_MODE, load_yaml, exceptions=(yaml.YAMLError,))
 set_dumper(PARSER_MODE, dump_yaml)
 register_type(QuotedText, lambda text: text, lambda text: text)
+register_type(PurePath, str, PurePath)
+register_type(torch.device, str, torch.device)
 
 
 @cache
 def parameters_of(constructor: Any) -> dict[str, ParamData]:
     """Return the parameters of a constructor or function, and those behind `**kwargs`."""
     return {param.name: param for param in get_signature_parameters(constructor)}
+
+
+def kind_of(target: Any, name: str) -> Any:
+    """Return the annotation of a parameter, or that of the same parameter of a base class."""
+    for constructor in getattr(target, "__mro__", (target,)):
+        parameter = parameters_of(constructor).get(name)
+        if parameter is not None and parameter.annotation is not Parameter.empty:
+            return parameter.annotation
+    return Any
 
 
 def converted(kind: Any, value: Any, text: str | None = None) -> Any:

@@ -1,12 +1,17 @@
 """`load_policy` acts as `rl-cli validate` does: by its own checkpoint, alone, one observation or many."""
 
 import re
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium import spaces
 from tensordict import TensorDict
 
@@ -23,8 +28,12 @@ from lightning_rl import (
     RLTrainer,
     load_policy,
 )
+from lightning_rl.checkpoints.building import SavedRun
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.collectors.first_episodes import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.rollout.spaces import space_data
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV, config_of
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, fit_in, last, make_data, train
@@ -379,3 +388,73 @@ def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
     with refused(names="actor.0.weight") as error:
         load_policy(path, policy=narrow)
     assert_names(str(error.value), "policy")
+
+
+class Head(Enum):
+    PLAIN, SHARP = 1, 2
+
+
+@dataclass
+class Net:
+    width: int = 8
+
+
+@dataclass
+class OtherNet(Net):
+    """Would come back as a `Net`."""
+
+
+class OfManyTypes(ActorCritic):
+    """Has settings of types that YAML does not have."""
+
+    def __init__(
+        self,
+        *args,
+        head: Head | None = None,
+        heads: dict[str, Head] | None = None,
+        names: set[str] = frozenset(),
+        pause: timedelta | None = None,
+        folder: Path | None = None,
+        place: torch.device | str | None = None,
+        columns: np.ndarray | None = None,
+        net: Net | None = None,
+        **kwargs,
+    ):
+        super().__init__(*args, **kwargs)
+        self.settings = [head, heads, names, pause, folder, place, net]
+        self.columns = columns
+
+
+BOXES = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+
+def rebuilt(config):
+    """Return the policy of a checkpoint with this configuration."""
+    saved = {name: space_data(space) for name, space in zip(GIVEN_BY_THE_ENV, BOXES, strict=True)}
+    text = yaml.safe_dump({"model": {"init_args": {"policy": config}}})
+    content = {CONFIG_KEY: text, STATE_KEY: {SPACES_KEY: saved}}
+    return SavedRun(Path("some.ckpt"), content, trust_code=True).policy(ActorCritic)
+
+
+def test_settings_come_back_with_the_types_that_training_had():
+    texts = {"head": "SHARP", "heads": {"a": "PLAIN"}, "names": ["a", "b"], "pause": "1:00:00"}
+    own = OfManyTypes(
+        *BOXES,
+        (5,),
+        folder=Path("/a"),
+        place=torch.device("cpu"),
+        columns=np.array([2, 0]),
+        net=Net(4),
+    )
+    config = config_of(own)
+    policy = rebuilt({**config, "init_args": config["init_args"] | texts})
+    enums, names, pause = (Head.SHARP, {"a": Head.PLAIN}), {"a", "b"}, timedelta(hours=1)
+    assert policy.settings == [*enums, names, pause, *own.settings[4:]]
+    assert (policy.columns == own.columns).all()
+    assert policy.columns.dtype == own.columns.dtype
+    assert policy.actor[0].out_features == 5, "which had no name in the call"
+
+
+def test_a_subclass_of_a_declared_dataclass_is_what_a_checkpoint_cannot_hold():
+    with refused(names=("policy.net", "OtherNet", "Net", "policy=")):
+        rebuilt(config_of(OfManyTypes(*BOXES, net=OtherNet())))
