@@ -119,8 +119,8 @@ def acting_copy(policy: Policy, device: torch.device) -> Policy:
                 not isinstance(value, Tensor) or value.is_leaf,
                 f"{type(policy).__name__} cannot be copied to act in the background, because "
                 f"{f'{name}.' if name else ''}{key} is computed from its parameters. Use "
-                "nn.utils.parametrizations.weight_norm instead of nn.utils.weight_norm (and alike "
-                "spectral_norm), and compute such tensors in forward.",
+                "weight_norm and spectral_norm of nn.utils.parametrizations, not of nn.utils; "
+                "compute other such tensors in forward.",
             )
     same_device = device == policy.version.device
     # Share frozen parameters: a frozen vision model is most of a VLA's memory.

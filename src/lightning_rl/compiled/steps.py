@@ -545,7 +545,7 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
 
 
 def _problem_of(contents: Contents) -> str | None:
-    """Return what a step has changed beside its outputs, in words."""
+    """Return in words what a step has changed besides its outputs."""
     for path, label in sorted((contents.changes() | contents.written_tensors()).items()):
         problem = f"a step changes {label}, which is not part of the state: "
         if path.startswith(".env"):

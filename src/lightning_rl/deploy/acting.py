@@ -22,7 +22,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.process import package_defaults
 
 OVERSHOOT = 0.25
-"""How far a picture may leave its bounds, because resampling overshoots at edges."""
+"""Allowed distance of a picture from its bounds: resampling overshoots at edges."""
 
 
 class TrainedPolicy:
@@ -234,7 +234,7 @@ def _check_unit(space: Any, tensor: Tensor, name: str) -> None:
     def fits(least: float, greatest: float) -> bool:
         return least - OVERSHOOT <= low and high <= greatest + OVERSHOOT
 
-    # First the bounds of one number: to read those of all takes longer.
+    # The bounds of one number first: reading the bounds of all numbers takes longer.
     if fits(space.low.flat[0], space.high.flat[0]) or not is_picture(space):
         return
     least, greatest = space.low.min(), space.high.max()

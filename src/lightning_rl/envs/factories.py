@@ -168,13 +168,13 @@ def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
 
 
 def tell_first_levels(env: VectorEnv, evaluates: bool) -> None:
-    """Print what evaluations on an env like that of training, if any, restart in each episode."""
+    """Print which state that outlasts episodes starts anew in evaluations, if they use this env."""
     if evaluates and env.persistent_state:
         names = ", ".join(env.persistent_state)
         rank_zero_info(
             f"Evaluations, and with them best.ckpt, begin each episode with the first value of "
-            f"{names}, whatever training has reached. To evaluate another level of a curriculum, "
-            "set data.eval_env: the settings of data.env, with the level as its start "
+            f"{names}, not with the value that training has reached. For another level of a "
+            "curriculum set data.eval_env: the settings of data.env, with this level as start "
             "(curriculum: {name: {..., start: 1.0}})."
         )
 
