@@ -414,6 +414,32 @@ def test_an_event_that_returns_another_entry_is_named():
         Drift(2, events={"e": Event(lambda env: {"y": env.state["x"]})})
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "startup"}, {"mode": "reset"}, {"mode": "interval", "every_s": (0.1, 0.1)}],
+    ids=lambda settings: settings["mode"],
+)
+def test_an_event_returns_entries_of_the_form_of_the_state_and_may_be_more_precise(settings):
+    """Another shape was broadcast, and another dtype ended the run at the first end."""
+
+    def drift(name, size, dtype):
+        def event(env):
+            return {name: torch.ones(env.num_envs, *size, dtype=dtype)}
+
+        return Drift(2, steps=3, events={"e": Event(event, **settings)})
+
+    for name, size, dtype, forms in [
+        ("x", (2,), torch.float32, ("[1, 2]", "[1, 1]")),
+        ("x", (1,), torch.int64, ("torch.int64", "torch.float32")),
+        ("gain", (1,), torch.float32, ("[1, 1]", "[1]")),
+    ]:
+        with refused(EnvFaultError, names=("'e' of events", f"'{name}'", *forms)):
+            drift(name, size, dtype)
+    env = drift("x", (1,), torch.float64)
+    played(env, 4)
+    assert env.state["x"].dtype == torch.float32
+
+
 def turned(env):
     return (env.state["observation"] - env.previous_state["observation"]).abs().sum(1)
 

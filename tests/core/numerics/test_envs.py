@@ -11,8 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete
 from lightning_rl import VectorEnvWrapper
 from lightning_rl.envs import GymnasiumEnv, VectorEnv
 from lightning_rl.envs.gymnasium import episode_log
+from lightning_rl.envs.torch.torch_env import ResetMode
 from lightning_rl.rollout.contract import map_tree
-from tests.envs import ScriptedEnv, ScriptedVector, Walk, draw
+from lightning_rl.system.errors import EnvFaultError
+from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector, Walk, draw
 from tests.helpers import assert_same, through_file
 from tests.messages import refused
 from tests.probes import ActionProbe, TimeLimitProbe, ValueProbe
@@ -380,6 +382,29 @@ def test_starts_differ_between_envs_and_episodes():
 def test_a_torch_env_refuses_what_makes_no_sense(make, message):
     with refused(names=message):
         make()
+
+
+@pytest.mark.parametrize("mode", [ResetMode.ROWS, ResetMode.WHERE, None])
+@pytest.mark.parametrize(
+    ("value", "forms"),
+    [
+        (torch.zeros(2, 1, dtype=torch.float64), ("torch.float64", "torch.float32")),
+        (torch.zeros(2, 3), ("[3]", "[1]")),
+    ],
+)
+def test_an_entry_of_another_form_than_at_its_start_is_named(mode, value, forms):
+    """It was broadcast or promoted, or ended the run with an error of torch at the first end."""
+
+    def move(env, state, action):
+        return ({"x": value},)
+
+    env = ScriptedTask(2, lambda uniform: {"x": uniform}, move, steps=1)
+    env.reset(seed=0)
+    with refused(EnvFaultError, names=("ScriptedTask", "'x'", *forms)):
+        if mode is None:  # within a chunk
+            env.advance(torch.zeros(2, 1), torch.ones(2, dtype=torch.bool))
+        env.reset_mode = mode
+        env.step(torch.zeros(2, 1))
 
 
 @pytest.mark.parametrize("name", TORCH_ENVS)

@@ -15,9 +15,9 @@ from lightning_rl.envs.refusals import KINDS
 from lightning_rl.envs.step_results import check_vector
 from lightning_rl.envs.torch.counter_random import key_of, uniforms
 from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
-from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.contract import leaves_by_path, map_tree
 from lightning_rl.rollout.structured_actions import as_env_action, differs_in_env, flat_actions
-from lightning_rl.system.errors import require
+from lightning_rl.system.errors import EnvFaultError, require
 
 
 class ResetMode(Enum):
@@ -183,6 +183,7 @@ class TorchEnv(VectorEnv):
             self.episode = self.episode + done
             persistent = {key: moved[key] for key in self.persistent_state}
             starts = self.draw_starts(self.stream_key, self.episode, persistent)
+            self._check_alike(starts, moved)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observation_of(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
@@ -192,6 +193,7 @@ class TorchEnv(VectorEnv):
         """Step the envs in `active` [N] bool by actions [N, *A], without observations."""
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
+        self._check_alike(self.state, moved)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
         self.elapsed = elapsed
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
@@ -271,6 +273,20 @@ class TorchEnv(VectorEnv):
         """
         return self.full_initial_state(uniforms(key, episode, 0, self.start_size))
 
+    def _check_alike(self, starts: TensorDict, moved: TensorDict) -> None:
+        """Refuse moved states [N] whose entries differ in dtype or shape from starts [M]."""
+        first = leaves_by_path(starts)
+        for path, leaf in leaves_by_path(moved).items():
+            start = first.get(path)
+            if start is None or (start.dtype, start.shape[1:]) != (leaf.dtype, leaf.shape[1:]):
+                begins = "nothing" if start is None else f"{start.dtype} {list(start.shape[1:])}"
+                raise EnvFaultError(
+                    f"{type(self).__name__}: the entry '{'.'.join(path)}' of an env's state is "
+                    f"{begins} at the start of an episode, but {leaf.dtype} {list(leaf.shape[1:])} "
+                    "after a step: return the same from initial_state and transition, or from "
+                    "`start` and the call of a term with a memory."
+                )
+
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
         self.state = moved
         if not len(rows):
@@ -278,6 +294,7 @@ class TorchEnv(VectorEnv):
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
         persistent = {key: moved[key][rows] for key in self.persistent_state}
         starts = self.draw_starts(self.stream_key[:, rows], self.episode[rows], persistent)
+        self._check_alike(starts, moved)
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
         observation = _with_rows(
             final, rows, self.observation_of(starts)

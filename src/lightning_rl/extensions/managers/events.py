@@ -1,7 +1,7 @@
 """Change the state of envs at the start, at resets and at random times."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,14 +42,16 @@ class Events:
 
     def start(self, env: EnvView) -> None:
         entries = entries_of(env.state)
-        allowed = [*entries, *env.env.parameters()]
+        nominal = {
+            name: value.expand(env.num_envs, *value.shape)
+            for name, value in env.env.parameters().items()
+        }
         for is_startup, term in self._at_start:
             view = env.for_startup() if is_startup else env
-            entries |= _entries(term, term(view), allowed, env.num_envs)
+            entries |= _entries(term, term(view), entries | nominal)
             env.state = TensorDict(entries, [env.num_envs])
-        for name in self._parameters(env, entries, allowed):
-            nominal = env.env.parameters()[name]
-            entries[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
+        for name in self._parameters(env, entries, nominal):
+            entries[name] = nominal[name].clone()
         fired = [term for _, term in self._at_start]
         for every_s, term in self._interval:
             if term not in fired:
@@ -57,11 +59,13 @@ class Events:
             entries[_countdown(term)] = steps_until(env, every_s, term)
         env.state = TensorDict(entries, [env.num_envs])
 
-    def _parameters(self, env: EnvView, entries: Iterable[str], allowed: list[str]) -> set[str]:
+    def _parameters(
+        self, env: EnvView, entries: dict[str, Tensor], nominal: dict[str, Tensor]
+    ) -> set[str]:
         if self._extra is None:  # found once, by firing them in the first start
             names: set[str] = set()
             for _, term in self._interval:
-                names |= _entries(term, term(env), allowed, env.num_envs).keys()
+                names |= _entries(term, term(env), entries | nominal).keys()
             self._extra = names - set(entries)
         return self._extra
 
@@ -74,7 +78,7 @@ class Events:
             countdown = entries[_countdown(term)] - 1
             fires = countdown <= 0
             # Compute all rows and select below: a test for due rows would wait for the device.
-            new_values = _entries(term, term(env), entries, env.num_envs)
+            new_values = _entries(term, term(env), entries)
             # The memory belongs to the firings: in the other rows it stays.
             memory = {name: env.added_entries[name] for name in term.memory_names(env)}
             for values in (new_values, memory):
@@ -100,21 +104,35 @@ def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> 
     return steps.round().long().clamp_min(1)
 
 
-def _entries(term: BoundTerm, value: Any, allowed: Iterable[str], rows: int) -> dict[str, Tensor]:
+def _entries(term: BoundTerm, value: Any, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries [M, ...] that an event replaces, in the dtypes of the current ones."""
     if not isinstance(value, Mapping):
         raise EnvFaultError(
             f"{term.label} returned {type(value).__name__}: return the replaced entries of the "
             "state, {name: [M, ...]}."
         )
-    names = [name for name in allowed if "/" not in name]
+    names = [name for name in current if "/" not in name]
     for name, entry in value.items():
         if name not in names:
             raise EnvFaultError(
                 f"{term.label} returned '{name}', but the entries of the state and the parameters "
                 f"of the physics are {', '.join(names)}{closest(str(name), names)}."
             )
-        if not isinstance(entry, Tensor) or entry.shape[:1] != (rows,):
+        like = current[name]
+        # A later `torch.where` would broadcast another shape, and promote another dtype.
+        if not isinstance(entry, Tensor) or _form(entry) != _form(like):
+            returned = _described(entry) if isinstance(entry, Tensor) else f"{entry!r:.60}"
             raise EnvFaultError(
-                f"{term.label} returned '{name}' as {entry!r:.60}: return a tensor [{rows}, ...]."
+                f"{term.label} returned '{name}' as {returned}: return {_described(like)}, with a "
+                "row for each of env.num_envs."
             )
-    return dict(value)
+    return {name: entry.to(current[name].dtype) for name, entry in value.items()}
+
+
+def _form(entry: Tensor) -> tuple[Any, ...]:
+    """Return shape and kind of an entry; floats of any precision are of one kind."""
+    return entry.shape, entry.is_floating_point(), entry.dtype == torch.bool
+
+
+def _described(entry: Tensor) -> str:
+    return f"a tensor {list(entry.shape)} of {entry.dtype}"
