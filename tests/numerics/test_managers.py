@@ -172,6 +172,14 @@ def test_the_bounds_of_a_term_are_those_of_its_group():
     assert not env.single_observation_space["both"].is_bounded()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64, torch.uint8])
+def test_a_term_alone_in_its_group_has_the_dtype_of_its_space(dtype):
+    env = Drift(2, observations={"a": {"x": Observation(lambda env: env.state["x"].to(dtype))}})
+    first, ((observation, *_),) = played(env, 1)
+    expected = {"uint8": torch.uint8, "float32": torch.float32}
+    assert first.dtype == observation.dtype == expected[env.single_observation_space.dtype.name]
+
+
 class Counting:
     """An event that sets x to a hundredth of the number of its firings, and returns its whole memory."""
 

@@ -48,7 +48,11 @@ class Observations:
             # A single term keeps its shape, for pictures; several are flattened and joined.
             if len(parts) > 1 or parts[0].dim() == 1:
                 parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
-            env.added_entries[PREFIX + group] = parts[0]
+            whole = parts[0]
+            # As in its space: only pictures keep their dtype.
+            env.added_entries[PREFIX + group] = (
+                whole if whole.dtype == torch.uint8 else whole.float()
+            )
 
     def of(self, state: TensorDict) -> Any:
         groups = {group: state[PREFIX + group] for group in self.groups}
