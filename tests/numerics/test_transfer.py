@@ -260,6 +260,13 @@ def test_servos_have_the_limits_of_force_of_the_actuators_before_them(files):
         assert tuple(model.actuator("right_hip").forcerange) == (-40, 40)
 
 
+def test_a_keyframe_of_other_actuators_is_not_compiled_with_the_servos(files):
+    text = '<position joint="left_hip"/></actuator><keyframe><key ctrl="1 2 3"/></keyframe>'
+    spec = mujoco.MjSpec.from_string(MODEL.replace("</actuator>", text))
+    model = driven(spec, read_layout("robot.yaml")).compile()
+    assert (model.nu, model.key_ctrl.tolist()) == (2, [[-0.2, 0.1]])
+
+
 MODEL_AND_LAYOUT = {"model": "robot.xml", "layout": "robot.yaml"}
 ENV = {"class_path": "LeggedRobot", "init_args": MODEL_AND_LAYOUT | {"max_episode_steps": 8}}
 ONNX = {"class_path": "OnnxPolicy", "init_args": {"path": "policy.onnx", "layout": "robot.yaml"}}

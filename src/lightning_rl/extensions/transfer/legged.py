@@ -264,12 +264,12 @@ def driven(spec: Any, layout: PolicyLayout) -> Any:
         # From everywhere, because a robot walks far.
         sun = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL
         spec.worldbody.add_light(type=sun, dir=[0.4, 0.4, -1], castshadow=False)
+    for key in list(spec.keys):  # of other actuators: a compilation would refuse them
+        spec.delete(key)
     model = spec.copy().compile()
     pose = np.array(model.qpos0)
     pose[model.joint(quadruped.ROOT).qposadr[0] + 2] = layout.height
     for name, position in layout.default_position.items():
         pose[model.joint(name).qposadr[0]] = position
-    for key in list(spec.keys):
-        spec.delete(key)
     spec.add_key(name="home", qpos=pose, ctrl=[*layout.default_position.values()])
     return spec
