@@ -164,6 +164,9 @@ ROBOTS = {
     "a device": '<include file="/dev/zero"/>' + BODY,
     "itself": '<asset><model name="m" file="sent.xml"/></asset>' + BODY,
     "each other": '<asset><model name="m" file="other.xml"/></asset>' + BODY,
+    "each other by another name": '<asset>< model name="m" file="back.xml"/></asset>' + BODY,
+    "itself included": '<include file="sent.xml"/>' + BODY,
+    "a pipe between texts that are no comment": '<custom><text name="a" data="<!--"/></custom><include file="pipe"/>' + BODY + '<custom><text name="b" data="-->"/></custom>',
     "copies": replicated(10**8),
     "copies of copies": replicated(1000, 1000, 1000),
     "copies by an entity": replicated("1&#48;0000000"),
@@ -198,6 +201,7 @@ def test_a_robot_is_read_soon_or_refused_with_one_message(name, tmp_path):
     (tmp_path / "within.xml").write_text('<mujoco><include file="pipe"/></mujoco>')
     back = '<mujoco><asset><model name="m" file="sent.xml"/></asset></mujoco>'
     (tmp_path / "other.xml").write_text(back)
+    (tmp_path / "back.xml").write_text('<mujoco><include file="sent.xml"/></mujoco>')
     sent = tmp_path / "sent.xml"
     sent.write_text(f"<mujoco>{ROBOTS[name]}</mujoco>" if ROBOTS[name] else "")
     with nothing_happens(), pytest.raises(ConfigurationError):
@@ -213,6 +217,20 @@ def test_files_of_a_robot_that_are_files_are_read(tmp_path):
     sent = tmp_path / "sent.xml"
     sent.write_text(f'<mujoco><include file="parts/arm.xml"/>{BODY}</mujoco>')
     assert MujocoEnv(2, str(sent)).num_envs == 2
+
+
+def test_files_that_are_named_like_those_above_them_are_read(tmp_path):
+    """They, and a comment that names a file above, were taken for a circle."""
+    pytest.importorskip("mujoco")
+    from lightning_rl import MujocoEnv
+
+    for folder in ("task", "common"):
+        (tmp_path / folder).mkdir()
+    floor = '<!-- see <include file="../task/scene.xml"/> --><worldbody><light/></worldbody>'
+    (tmp_path / "common/scene.xml").write_text(f"<mujoco>{floor}</mujoco>")
+    sent = tmp_path / "task/scene.xml"
+    sent.write_text(f'<mujoco><include file="../common/scene.xml"/>{BODY}</mujoco>')
+    assert MujocoEnv(1, str(sent)).layout.model.nlight == 1
 
 
 @pytest.mark.parametrize("setting", ["seeds", "trials", "jobs"])

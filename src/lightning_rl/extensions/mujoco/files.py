@@ -21,6 +21,7 @@ _SIDE = re.compile(
     r"""\b(\w*(?:width|height)|nrow|ncol|nkey|nuser_\w+|shadowsize)\s*=\s*["'][\s+]*(\d{1,20})"""
 )
 _DIRECTORY = re.compile(r"""\b(?:mesh|texture|asset)dir\s*=\s*["']([^"']{0,4096})["']""")
+_MODEL = re.compile(r"<\s*model\b")
 _COPIES = re.compile(r"""<replicate\b|</replicate\b|\bcount\s*=\s*["']([\d\s]{1,100})["']""")
 
 
@@ -32,17 +33,20 @@ def check_files(model: Path) -> None:
     Raises:
         ConfigurationError: names the file.
     """
-    waiting: list[tuple[Path, tuple[Path, ...]]] = [(model, ())]
+    waiting: list[tuple[Path, tuple[Path, ...], bool]] = [(model, (), False)]
     for number in itertools.count():
         if not waiting:
             return
         require(number < MOST_FILES, f"{model} includes more than {MOST_FILES} files.")
-        path, above = waiting.pop()
+        path, above, attaches = waiting.pop()
         with open_file(path, None, LARGEST_FILE) as file:
             text = file.read().decode(errors="replace")
         _check_copies(html.unescape(text), path)
         _check_sides(_SIDE.findall(html.unescape(text)), path)
         folders = [base / name for base in (model.parent, path.parent) for name in _folders(text)]
+        # MuJoCo itself refuses a file that `include` elements reach twice, but follows a circle of
+        # `model` elements until its stack is full.
+        attaches = attaches or _MODEL.search(text) is not None
         # XML may write a name with entities.
         names = {html.unescape(double or single) for double, single in _FILE.findall(text)}
         for name in sorted({*names, *(os.path.basename(name) for name in names)} - {""}):
@@ -50,7 +54,13 @@ def check_files(model: Path) -> None:
             for target in {folder / name for folder in folders if os.path.exists(folder / name)}:
                 require(target.is_file(), f"{path} names {target}, which is not a regular file.")
                 chain = (*above, path.resolve())
-                require(target.resolve() not in chain, f"{path} includes {target}: it has no end.")
+                if target.resolve() in chain:  # perhaps a comment names it, or another of its name
+                    require(
+                        not attaches,
+                        f"{path} includes {target}: it has no end. If another file of this name is "
+                        "meant, or a comment names it, give it another name.",
+                    )
+                    continue
                 with target.open("rb") as content:
                     head = content.read(64)
                 # A picture's size stands in its first bytes: refuse it before MuJoCo decodes it.
@@ -58,7 +68,7 @@ def check_files(model: Path) -> None:
                     width, height = struct.unpack(">II", head[16:24])
                     _check_sides([("width", width), ("height", height)], target)
                 if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-                    waiting.append((target, chain))
+                    waiting.append((target, chain, attaches))
 
 
 def _check_sides(sides: Iterable[tuple[str, Any]], path: Path) -> None:
