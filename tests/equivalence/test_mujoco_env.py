@@ -11,8 +11,8 @@ import torch
 import lightning_rl as rl
 from lightning_rl.envs.gymnasium.mujoco_bindings import import_mujoco
 from lightning_rl.extensions.managers import Event
-from lightning_rl.extensions.managers.actions import DeltaPosition, Position
-from lightning_rl.extensions.managers.term import Metric, Reward
+from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position
+from lightning_rl.extensions.managers.term import Metric, Observation, Reward
 from lightning_rl.extensions.mujoco import rotations
 from lightning_rl.extensions.mujoco.reach import ARM
 from lightning_rl.extensions.mujoco.rendering import Marker
@@ -202,6 +202,22 @@ def test_a_position_counts_from_the_keyframe_and_a_change_from_the_joint():
         np.testing.assert_allclose(env.state["ctrl"].numpy(), expected)
 
 
+@pytest.mark.parametrize("joint", ['<joint type="slide"/>', ""])
+def test_an_actuator_may_move_what_is_no_joint(joint):
+    """The index of its site was read as a joint's."""
+    body = f'<body>{joint}<geom size=".1"/><site name="a"/><site name="b"/></body>'
+    motor = '<motor name="motor" site="b" refsite="a" gear="1 0 0 0 0 0"/>'
+    xml = f"<mujoco><worldbody>{body}</worldbody><actuator>{motor}</actuator></mujoco>"
+    observed = {"all": {"ctrl": Observation("entry", {"name": "ctrl"})}}
+    force = {"motor": Force(scale=2.0)}
+    env = rl.MujocoEnv(2, mujoco.MjSpec.from_string(xml), actions=force, observations=observed)
+    env.reset(seed=0)
+    assert env.step(torch.ones(2, 1))[0].tolist() == [[2.0], [2.0]]
+
+
+MOVED = MODEL.replace('ctrl="0.5"', 'mpos="1 0 0"').replace(
+    '<body name="ball"', '<body name="goal" mocap="true"/><body name="ball"'
+)
 WRONG = {
     "no such file": ({"model": "robot.xml"}, "there is no file robot.xml"),
     "no such keyframe": ({"keyframe": "down"}, "no keyframe 'down'; allowed: up"),

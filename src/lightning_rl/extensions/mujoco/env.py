@@ -273,9 +273,10 @@ class MujocoEnv(ManagedEnv):
         assert env.action is not None
         if self.actions is None:
             return env.action
-        position = env.state["qpos"][:, self._joints]
         # Actuators without an action keep the control of the keyframe.
         ctrl = self._rest.repeat(self.num_envs, 1)
+        qpos = env.state["qpos"]
+        position = qpos[:, self._joints] if qpos.shape[1] else ctrl  # without joints: not read
         for drive in self.actions.targets(env, env.action, position):
             ctrl[:, drive.columns] = drive.target
         return ctrl + self._offset
@@ -353,10 +354,12 @@ class MujocoEnv(ManagedEnv):
             # Not isinstance: velocities and forces are subclasses, and have no offset.
             if type(term) is Position:
                 offset[columns] = self._rest[columns]
-        # -1: no joint. Only `DeltaPosition` reads these positions, and it refuses such drives.
-        self._joints = torch.as_tensor(
-            model.jnt_qposadr[model.actuator_trnid[:, 0].clip(min=0)], device=offset.device
-        ).long()
+        # The targets of other actuators are bodies, sites or tendons. Only `DeltaPosition` reads
+        # these positions, and it refuses such drives.
+        of_joints = model.actuator_trntype == 0
+        joints = np.zeros(model.nu, np.int64)
+        joints[of_joints] = model.jnt_qposadr[model.actuator_trnid[of_joints, 0]]
+        self._joints = torch.as_tensor(joints, device=offset.device)
         return offset
 
     def _control_space(self) -> gymnasium.Space[Any]:
