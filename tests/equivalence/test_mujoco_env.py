@@ -385,6 +385,27 @@ def test_pictures_follow_the_state_with_opengl_and_without():
     assert (marked[128, 192] != pictures[0][128, 192]).any()
 
 
+def test_pictures_show_the_places_of_a_world_and_follow_the_first_body_that_moves():
+    """Cameras on a centre of mass stood still, and bodies were drawn where the model has them."""
+    xml = MODEL.replace('<body name="arm"', '<body name="goal" mocap="true"/><body name="arm"')
+    camera = '<camera name="track" mode="trackcom" pos="0 -2 0"/>'
+    xml = xml.replace("<freejoint", f"{camera}<freejoint")
+    low, high = ({"arm": bound, "goal": bound} for bound in (-1, 1))
+    moved = {"name": "body_pos", "low": low, "high": high, "operation": "add"}
+    events = {"place": Event("randomize", moved)}
+    env = world(2, lambda: mujoco.MjSpec.from_string(xml), events=events)
+    env.reset(seed=0)
+    env._camera._opened = lambda: None
+    pictures = env.render([0, 1])
+    assert (pictures[0] != pictures[1]).any()
+    drawn, plain = env._camera._data, Plain(env, 1, ("body_pos",))
+    mujoco.mj_forward(plain.model, plain.data)
+    for name in ("cam_xpos", "geom_xpos", "site_xpos"):
+        np.testing.assert_allclose(getattr(drawn, name), getattr(plain.data, name), atol=1e-6)
+    np.testing.assert_allclose(env._camera._around()[0], plain.data.body("arm").xpos, atol=1e-6)
+    np.testing.assert_array_equal(drawn.body("goal").xpos, env.state["body_pos"][1, 1])
+
+
 def test_quaternions_rotate_as_matrices_do():
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 20, 4))

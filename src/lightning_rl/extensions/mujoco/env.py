@@ -29,6 +29,7 @@ from lightning_rl.extensions.mujoco.model import (
     STATE,
     Layout,
     Physics,
+    fields_in,
     read_spec,
 )
 from lightning_rl.extensions.mujoco.quantities import fields_of, nominal_of
@@ -288,8 +289,11 @@ class MujocoEnv(ManagedEnv):
     def render(self, rows: Sequence[int]) -> np.ndarray:
         # Copy only the shown worlds from the device.
         state = self.state[list(rows)].cpu()
-        worlds = zip(state["qpos"].numpy(), self.markers(state), strict=True)
-        return np.stack([self._camera.picture(*world) for world in worlds])
+        pictures = []
+        for i, markers in enumerate(self.markers(state)):
+            fields = {name: state[name][i].numpy() for name in fields_in(state)}
+            pictures.append(self._camera.picture(state["qpos"][i].numpy(), markers, fields))
+        return np.stack(pictures)
 
     def close(self) -> None:
         self.physics.close()

@@ -270,6 +270,15 @@ def fields_in(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(name for name in FIELDS if name in state.keys())
 
 
+def write_fields(model: Any, data: Any, fields: Mapping[str, np.ndarray]) -> None:
+    """Write the fields of one world into its model, and what MuJoCo computes from them."""
+    for name, value in fields.items():
+        array = getattr(model, name)
+        array[:] = value.reshape(array.shape)
+    if any(name in RECOMPUTED for name in fields):
+        import_mujoco().mj_setConst(model, data)
+
+
 class Physics(ABC):
     """N worlds of one model; a step is a function of state, fields and control."""
 

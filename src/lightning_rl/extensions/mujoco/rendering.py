@@ -1,6 +1,7 @@
 """Take pictures of a MuJoCo model, by MuJoCo's renderer or, without OpenGL, as a drawing."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from math import cos, radians, sin
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extend.errors import closest, require
+from lightning_rl.extensions.mujoco.model import write_fields
 from lightning_rl.extensions.tasks.drawing import BLUE, GREY, PAPER, Canvas, Colour
 
 SIZE = (256, 384)
@@ -45,16 +47,27 @@ class Camera:
         self._data: Any = None
         self._renderer: Any = None
 
-    def picture(self, qpos: np.ndarray, markers: Sequence[Marker] = ()) -> np.ndarray:
+    def picture(
+        self,
+        qpos: np.ndarray,
+        markers: Sequence[Marker] = (),
+        fields: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Return a picture of a world with positions `qpos` and its own fields of the model."""
         mujoco = self._mujoco
         if self._data is None:
             # At the first picture, because most envs never take one.
+            self._model = copy.copy(self._model)
+            for part in ("body", "geom", "site"):  # frames that are equal until `fields` move them
+                getattr(self._model, f"{part}_sameframe")[:] = 0
             self._data = mujoco.MjData(self._model)
             self._renderer = self._opened()
+        write_fields(self._model, self._data, fields or {})
+        mujoco.mj_resetData(self._model, self._data)  # mocap bodies go to their place
         self._data.qpos[:] = qpos
         # Positions alone suffice for a picture: no dynamics.
-        mujoco.mj_kinematics(self._model, self._data)
-        mujoco.mj_camlight(self._model, self._data)
+        for part in ("kinematics", "comPos", "camlight", "flex", "tendon"):
+            getattr(mujoco, f"mj_{part}")(self._model, self._data)
         if self._renderer is None:
             return self._drawn(markers)
         self._renderer.update_scene(self._data, self._name or self._following())
@@ -94,7 +107,8 @@ class Camera:
 
     def _around(self) -> tuple[np.ndarray, float]:
         """Return the first moving body's position, and the m to the farthest moving part."""
-        model, middle = self._model, self._data.xpos[min(1, self._model.nbody - 1)].copy()
+        model = self._model
+        middle = self._data.xpos[(model.body_jntnum > 0).argmax()].copy()
         distances = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
         solid = ~np.isin(model.geom_type, list(self._flat))
         # What is fixed stays behind when a robot walks away from it.

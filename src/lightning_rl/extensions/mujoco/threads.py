@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lightning_rl.extend.envs import import_mujoco
 from lightning_rl.extensions.mujoco.model import (
-    RECOMPUTED,
     STATE,
     Layout,
     Physics,
     fields_in,
+    write_fields,
 )
 
 
@@ -99,15 +99,8 @@ class ThreadedPhysics(Physics):
             differs |= (value != self._written[name]).reshape(self._num_envs, -1).any(1)
         for i in differs.nonzero()[0].tolist():
             world_fields = {name: value[i] for name, value in fields.items()}
-            self._set(self._models[i], self._constants, world_fields)
+            write_fields(self._models[i], self._constants, world_fields)
         self._written = fields
-
-    def _set(self, model: Any, data: Any, fields: Mapping[str, np.ndarray]) -> None:
-        for name, value in fields.items():
-            array = getattr(model, name)
-            array[:] = value.reshape(array.shape)
-        if any(name in RECOMPUTED for name in fields):
-            self._mujoco.mj_setConst(model, data)
 
     def close(self) -> None:
         self._rollout.close()
