@@ -163,6 +163,23 @@ def test_parts_of_the_state_have_their_names():
         view.xpos("bal")
 
 
+def test_the_first_sensors_are_those_of_the_keyframe_its_control_and_its_time():
+    """Forces and accelerations of a first observation were those of the control 0."""
+    clock = mujoco.mjtSensor.mjSENS_CLOCK
+    force = {"type": mujoco.mjtSensor.mjSENS_ACTUATORFRC, "objname": "motor"}
+
+    def measured():
+        spec = rod()
+        spec.keys[0].time = 3.0
+        spec.add_sensor(name="clock", type=clock)
+        spec.add_sensor(name="force", objtype=mujoco.mjtObj.mjOBJ_ACTUATOR, **force)
+        return spec
+
+    env = world(2, measured, events={"more": Event(lambda env: {"ctrl": env.state["ctrl"] * 2})})
+    observation, _ = env.reset(seed=0)
+    assert observation[:, -2:].tolist() == [[3.0, 1.0], [3.0, 1.0]]
+
+
 def test_a_world_depends_on_its_own_seed_alone_and_not_on_threads():
     many, one = world(5, events=RANDOM, num_threads=2), world(1, events=RANDOM)
     assert_same(many.reset(seed=[3, 1, 4, 5, 9])[0][2:3], one.reset(seed=[4])[0])
@@ -221,6 +238,11 @@ MOVED = MODEL.replace('ctrl="0.5"', 'mpos="1 0 0"').replace(
 WRONG = {
     "no such file": ({"model": "robot.xml"}, "there is no file robot.xml"),
     "no such keyframe": ({"keyframe": "down"}, "no keyframe 'down'; allowed: up"),
+    "a keyframe that moves a mocap body": (
+        {"model": lambda: mujoco.MjSpec.from_string(MOVED)},
+        "The keyframe 'up' moves mocap bodies (mpos), which MujocoEnv leaves at their place: put "
+        "`pos` on the body, or change body_pos by an event.",
+    ),
     "another actuator": (
         {"actions": {"arm": Position()}},
         "'arm' is Position, with a position target, but the actuator 'motor' takes a force",

@@ -311,8 +311,16 @@ class MujocoEnv(ManagedEnv):
         )
         key = names.index(keyframe) if keyframe is not None else 0
         at_key = model.nkey > 0
+        is_mocap = model.body_mocapid >= 0
+        for part in ("pos", "quat") if at_key and is_mocap.any() else ():
+            place = getattr(model, f"body_{part}")[is_mocap]
+            require(
+                np.allclose(getattr(model, f"key_m{part}")[key], place.flatten()),
+                f"The keyframe '{names[key]}' moves mocap bodies (m{part}), which MujocoEnv leaves "
+                f"at their place: put `{part}` on the body, or change body_{part} by an event.",
+            )
         values: dict[str, Any] = {
-            "time": [0.0],
+            "time": [model.key_time[key] if at_key else 0.0],
             "qpos": model.key_qpos[key] if at_key else model.qpos0,
             "qvel": model.key_qvel[key] if at_key else np.zeros(model.nv),
             "act": model.key_act[key] if at_key else np.zeros(model.na),

@@ -296,7 +296,7 @@ class Physics(ABC):
 
     @abstractmethod
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return `sensordata` [M, ...] of a state [M], M <= N."""
+        """Return `sensordata` [M, ...] of a state [M] under its control `ctrl`, M <= N."""
 
     def close(self) -> None:  # noqa: B027  # a backend without threads holds nothing
         """Free threads. May be called more than once."""

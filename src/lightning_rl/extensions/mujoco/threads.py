@@ -63,13 +63,14 @@ class ThreadedPhysics(Physics):
             model = copy.copy(self._layout.model_for(names))
             self._scratch[names] = model, self._mujoco.MjData(model)
         model, data = self._scratch[names]
-        rows = [state[key].double().numpy() for key in STATE]
+        rows = [state[key].double().numpy() for key in (*STATE, "ctrl")]
         fields = {name: state[name].double().numpy() for name in names}
         sensors = np.empty((len(rows[0]), model.nsensordata))
-        for i, (time, qpos, qvel, act) in enumerate(zip(*rows, strict=True)):
-            self._set(model, data, {name: value[i] for name, value in fields.items()})
+        for i, (time, qpos, qvel, act, ctrl) in enumerate(zip(*rows, strict=True)):
+            write_fields(model, data, {name: value[i] for name, value in fields.items()})
             self._mujoco.mj_resetData(model, data)
             data.time, data.qpos[:], data.qvel[:], data.act[:] = time[0], qpos, qvel, act
+            data.ctrl[:] = ctrl
             self._mujoco.mj_forward(model, data)
             sensors[i] = data.sensordata
         return torch.from_numpy(sensors).float()

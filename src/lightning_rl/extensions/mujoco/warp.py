@@ -82,6 +82,7 @@ class WarpPhysics(Physics):
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
         with self._on_device():
             self._load(state)
+            self._ctrl[: len(state["ctrl"])].copy_(state["ctrl"])
             self._engine.forward(self._model, self._data)
         return self._sensors[: len(state["qpos"])].clone()
 
@@ -104,6 +105,8 @@ class WarpPhysics(Physics):
         )
         for name, view in self._fields.items():
             view[rows].copy_(state[name])
+        for name, view in self._mocap.items():
+            view[rows] = self._fields[name][rows][:, self._mocap_bodies]
         if stale:
             self._engine.set_const(self._model, self._data)
 
@@ -121,6 +124,14 @@ class WarpPhysics(Physics):
         self._model.opt.warn_overflow = 0
         self._fields = {name: self._view(self._model, name) for name in field_names}
         self._views = {name: self._view(self._data, name) for name in STATE[1:]}
+        # MuJoCo itself has the places of mocap bodies in the data, from the last reset.
+        is_mocap = torch.as_tensor(host.body_mocapid >= 0, device=self._device)
+        self._mocap_bodies = is_mocap.nonzero()[:, 0]
+        self._mocap = {
+            name: self._view(self._data, name.replace("body", "mocap"))
+            for name in ("body_pos", "body_quat")
+            if name in field_names and host.nmocap
+        }
         self._time, self._ctrl, self._sensors, self._overflow, self._warmstart = (
             self._view(self._data, name)
             for name in ("time", "ctrl", "sensordata", "overflow", "qacc_warmstart")
