@@ -136,6 +136,36 @@ def test_a_typed_setting_has_its_own_journal(policy):
     assert len(paths) == 2
 
 
+OWN_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Own(CartPoleEnv):
+    def __init__(self, scene, render_mode=None):
+        super().__init__()
+
+gymnasium.register("Own-v0", Own, max_episode_steps=3)
+"""
+
+
+@pytest.mark.usefixtures("register")
+def test_episodes_of_other_code_or_of_another_scene_are_played_again(policy, capsys):
+    """The module stays imported here: what counts is its file."""
+    env, scene = Path("judged_env.py"), Path("the scene.xml")
+    env.write_text(OWN_ENV)
+    scene.write_text("<mujoco/>")
+    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "judged_env:Own-v0"]
+    options += ["--data.env.env_kwargs", json.dumps({"scene": f"{scene}"}), "--trust_code", "true"]
+    paths = [judge(policy, *options)[2]]
+    for file in (env, scene):
+        file.write_text(file.read_text() + "\n")
+        paths.append(judge(policy, *options)[2])
+    assert len(set(paths)) == 3
+    capsys.readouterr()
+    assert judge(policy, *options, episodes=4)[2] == paths[-1]
+    assert_names(capsys.readouterr().out, "3 of 4 episodes", paths[-1].with_suffix(".jsonl"))
+
+
 def test_an_env_without_seeds_is_refused(policy, register, capsys):
     stream = np.random.default_rng()
     env = register("Unseeded-v0", observe=lambda env: stream.uniform(-1, 1, 4).astype(np.float32))

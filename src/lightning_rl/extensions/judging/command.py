@@ -33,6 +33,7 @@ from lightning_rl.extend.policies import autocast
 from lightning_rl.extend.rollout import leaves_by_path
 from lightning_rl.extend.spaces import flat_actions
 from lightning_rl.extensions.algorithms.frozen import fits
+from lightning_rl.extensions.judging.code import digests_of
 from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
 
 Episode = dict[str, Any]
@@ -67,7 +68,7 @@ class Question(NamedTuple):
     """A policy, and options: of its run, and `typed` ones, which win.
 
     `trusted`: whether code that the run names may be imported. `training`: its `SIZES`, and the
-    number of its processes; empty without a run.
+    number of its processes; empty without a run. `model`: the settings of its model, as a text.
     """
 
     checkpoint: Path
@@ -75,6 +76,7 @@ class Question(NamedTuple):
     typed: list[str]
     trusted: bool
     training: dict[str, Any]
+    model: str
 
     def settings(self, of_task: str = "") -> Namespace:
         """Parse the options, with the option of a task."""
@@ -150,7 +152,8 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
     for path in (find_checkpoint(name, directory) for name in names):
         trusted = CommandLine.is_trusted([f"--ckpt_path={path}", *typed])
         is_export = path.suffix == ".safetensors"
-        data = {} if is_export else run_settings(path, trusted)["data"]
+        settings = {} if is_export else run_settings(path, trusted)
+        data = settings.get("data", {})
         data = data | {"env": data.get("eval_env") or data.get("env")}
         values = {name: data.get(name[5:]) for name in PARSED if name.startswith("data.")}
         of_run = [f"--{n}={_text(value)}" for n, value in values.items() if value is not None]
@@ -159,7 +162,8 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
             of_run, training = questions[-1].of_run, questions[-1].training
         elif training:
             training["processes"] = _processes(path)
-        questions.append(Question(path, of_run, typed, trusted, training))
+        model = json.dumps(settings.get("model"), default=str)
+        questions.append(Question(path, of_run, typed, trusted, training, model))
     return questions
 
 
@@ -203,9 +207,11 @@ def _judge(question: Question) -> tuple[list[Episode], Path]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     options = [*question.of_run, *question.typed]
     options = [option for option in options if option.startswith(("--data.", "--device"))]
-    versions = _versions([*options, *(task.option for task in tasks)])
+    all_options = [*options, *(task.option for task in tasks)]
+    versions, code = _versions(all_options), digests_of("\n".join(all_options), question.model)
     facts = {"sha256": digest, "seed": settings.seed, "options": options, "versions": versions}
-    # Another policy, setting or version has a journal of its own.
+    facts |= {"code": code}
+    # Another policy, setting, version or code has a journal of its own.
     name = hashlib.sha256(json.dumps([facts, question.training]).encode()).hexdigest()[:12]
     folder = checkpoint.absolute().parent
     folder = folder.parent if (folder.parent / "run.json").is_file() else folder
@@ -293,6 +299,8 @@ def _play_tasks(
         finished = _read_journal(journal)
         numbers = [(task, k) for task in tasks for k in range(settings.episodes)]
         missing = [(task, k) for task, k in numbers if (task.name, k) not in finished]
+        if known := len(numbers) - len(missing):
+            tell(f"{known} of {len(numbers)} episodes are from {shown(journal)}.")
         count = max(1, min(settings.workers, len(missing)))
         # Neighbours share a worker: making an env may take longer than an episode.
         bounds = [len(missing) * i // count for i in range(count + 1)]
