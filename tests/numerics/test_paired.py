@@ -58,6 +58,16 @@ def test_returns_are_compared_pair_by_pair():
     assert row["ci95"] == pytest.approx([0.5, 0.5])
 
 
+@pytest.mark.parametrize("silent", [None, False])
+def test_an_episode_without_a_report_is_a_failure_once_another_has_reported_success(silent):
+    """The second policy solves 5 of 20, and the env says nothing of a failure; its return is higher."""
+    pairs = [(episode(True), episode(True if i < 5 else silent, 0.1)) for i in range(20)]
+    row = comparison(pairs)
+    assert (row["success_rate"], row["p"]) == (0.75, mcnemar(15, 0))
+    quiet = [(episode(silent), episode(silent))] * 3  # a task without a success
+    assert comparison(quiet, reports_success=True)["success_rate"] == 0.0
+
+
 def test_seeds_of_tasks_are_apart_and_follow_each_other():
     assert [seed_of(0, "task_id=3", k) % 50 for k in (0, 1, 49, 50)] == [0, 1, 49, 0]
     seeds = {seed_of(seed, task, 0) for seed in range(10) for task in ("a", "b", "task_id=3")}

@@ -92,6 +92,12 @@ def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
     assert steps == max(curve) == 4 * 16 * 4
 
 
+def test_a_run_goes_on_before_the_first_success_that_its_env_reports(tmp_path):
+    with refused(UserWarning, names=("trainer.best_metric", "'eval/success_rate'")):
+        train(tmp_path, trainer={"best_metric": "eval/success_rate"})
+    assert names(tmp_path) == ["last.ckpt"]
+
+
 def test_a_trainer_does_not_overwrite_one_model_by_another(tmp_path):
     module, data, trainer = train(tmp_path)
     other = make_ppo(data)

@@ -95,15 +95,14 @@ class Task(NamedTuple):
 
 def judge(options: Sequence[str], command_line: CommandLine) -> None:
     """Play policies on tasks, and write a table for each policy."""
-    for question in _questions("judge", options):
-        _judge(question)
+    _judge(_questions("judge", options))
 
 
 def compare(options: Sequence[str], command_line: CommandLine) -> None:
     """Play two policies on the same episodes, and print whether the policies differ."""
     questions = _questions("compare", options)
     require(len(questions) == 2, f"rl-cli compare takes two policies, got {len(questions)}.")
-    (first, path), (second, other_path) = map(_judge, questions)
+    (first, second), (path, other_path), reports_success = _judge(questions)
     pairs = list(zip(first, second, strict=True))
     other = sum(a["start"] != b["start"] for a, b in pairs)
     require(
@@ -114,23 +113,31 @@ def compare(options: Sequence[str], command_line: CommandLine) -> None:
     if other:
         tell("The runs have different envs: equal seeds began with different observations.")
     groups = _groups(first).items()
-    rows = {name: comparison([pairs[i] for i in numbers]) for name, numbers in groups}
+    rows = {
+        name: comparison([pairs[i] for i in numbers], reports_success) for name, numbers in groups
+    }
     _print("first policy - second policy", rows)
     tell(list(rows.values())[-1]["answer"])
     _write(path.with_name(f"{path.stem}-{other_path.stem}.json"), rows)
 
 
-def comparison(pairs: Sequence[tuple[Episode, Episode]]) -> dict[str, Any]:
-    """Return differences of pairs of episodes, first minus second, with intervals and an answer."""
+def comparison(
+    pairs: Sequence[tuple[Episode, Episode]], reports_success: bool = False
+) -> dict[str, Any]:
+    """Return differences of pairs of episodes, first minus second, with intervals and an answer.
+
+    If any episode reported success, of these or by `reports_success` of others, an episode without
+    a report is a failure: an env may report it at a success alone.
+    """
     # The bootstrap of `summarize`, of differences instead of returns.
-    summary = _summary(a | {"return": a["return"] - b["return"]} for a, b in pairs)
+    summary = _summary([a | {"return": a["return"] - b["return"]} for a, b in pairs])
     row = {name: summary[name] for name in ("episodes", "avg_reward", "ci95")}
     effect, interval = row["avg_reward"], row["ci95"]
     differ, test, step = interval[0] > 0 or interval[1] < 0, "bootstrap of paired returns", 0
     row |= {"success_rate": None, "success_ci95": None}
-    if all(episode["success"] is not None for pair in pairs for episode in pair):
-        gains = sum(a["success"] > b["success"] for a, b in pairs)
-        losses = sum(a["success"] < b["success"] for a, b in pairs)
+    if reports_success or _report_success(*pairs):
+        gains = sum(bool(a["success"]) > bool(b["success"]) for a, b in pairs)
+        losses = sum(bool(a["success"]) < bool(b["success"]) for a, b in pairs)
         effect, step, p = (gains - losses) / len(pairs), 1, mcnemar(gains, losses)
         interval = difference_interval(gains, losses, len(pairs))
         row |= {"success_rate": effect, "success_ci95": interval, "p": p}
@@ -194,7 +201,30 @@ def _tasks(values: Mapping[str, Sequence[Any]]) -> list[Task]:
     return tasks
 
 
-def _judge(question: Question) -> tuple[list[Episode], Path]:
+def _judge(questions: Sequence[Question]) -> tuple[list[list[Episode]], list[Path], bool]:
+    """Play, print and write tables; return episodes, paths, and whether one reported success."""
+    played = [_play(question) for question in questions]
+    reports_success = _report_success(*(episodes for episodes, *_ in played))
+    for episodes, path, suites, facts in played:
+        groups = _groups(episodes, suites)
+        rows = {
+            name: _summary([episodes[i] for i in members], reports_success)
+            for name, members in groups.items()
+        }
+        _print(str(shown(Path(facts["checkpoint"]))), rows)
+        if cut := sum(episode["cut"] for episode in episodes):
+            tell(f"{cut} of {len(episodes)} episodes were cut, data.max_eval_episode_steps.")
+        _write(path, facts | {"rows": rows})
+        tell(", ".join(f"{name} {number}" for name, number in facts["versions"].items()))
+    return [episodes for episodes, *_ in played], [path for _, path, *_ in played], reports_success
+
+
+def _report_success(*parts: Iterable[Episode]) -> bool:
+    return any(episode["success"] is not None for part in parts for episode in part)
+
+
+def _play(question: Question) -> tuple[list[Episode], Path, dict[str, str], dict[str, Any]]:
+    """Return the episodes, the path of their table, the suites of tasks, and facts to write."""
     settings, checkpoint = question.settings(), question.checkpoint
     check_range("--episodes", settings.episodes, minimum=1, maximum=MOST_EPISODES)
     check_range("--workers", settings.workers, minimum=1)
@@ -217,14 +247,8 @@ def _judge(question: Question) -> tuple[list[Episode], Path]:
     folder = folder.parent if (folder.parent / "run.json").is_file() else folder
     path = folder / "judged" / f"{checkpoint.stem}-{name}.json"
     episodes = _play_tasks(question, tasks, settings, path.with_suffix(".jsonl"))
-    groups = _groups(episodes, {task.name: task.suite for task in tasks})
-    rows = {name: _summary(episodes[i] for i in members) for name, members in groups.items()}
-    _print(str(shown(checkpoint)), rows)
-    if cut := sum(episode["cut"] for episode in episodes):
-        tell(f"{cut} of {len(episodes)} episodes were cut, data.max_eval_episode_steps.")
-    _write(path, facts | {"checkpoint": str(checkpoint), "rows": rows})
-    tell(", ".join(f"{name} {number}" for name, number in versions.items()))
-    return episodes, path
+    suites = {task.name: task.suite for task in tasks}
+    return episodes, path, suites, facts | {"checkpoint": str(checkpoint)}
 
 
 def _versions(options: Sequence[str]) -> dict[str, str]:
@@ -244,8 +268,9 @@ def _groups(episodes: Sequence[Episode], suites: Mapping[str, str] = {}) -> dict
     return groups if len(groups) == 1 else groups | {"all": list(range(len(episodes)))}
 
 
-def _summary(episodes: Iterable[Episode]) -> dict[str, Any]:
-    return summarize([{"metrics": {}, "intervened": None} | episode for episode in episodes])
+def _summary(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
+    complete = [{"metrics": {}, "intervened": None} | episode for episode in episodes]
+    return summarize(complete, reports_success)
 
 
 def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:

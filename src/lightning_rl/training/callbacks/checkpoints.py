@@ -186,7 +186,7 @@ class BestCheckpoint(ModelCheckpoint):
         """
         metrics = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
         # An episode may report a metric at a success alone, and `callback_metrics` keeps old ones.
-        is_reported = self.metric.startswith("eval/metrics/")
+        is_reported = self.metric.startswith(("eval/metrics/", "eval/success_"))
         of_this = logged_values(algorithm_of(pl_module).evaluation) if is_reported else metrics
         if trainer.state.fn == "fit" and self.metric not in of_this:
             lack = (

@@ -53,7 +53,7 @@ def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
         "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
         "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
         "average length": f"{evaluation['avg_length']:.1f} env steps",
-        "success rate": "not reported by the env"
+        "success rate": "reported by no episode"
         if success is None
         else f"{success:.1%} (95 % interval [{by_chance[0]:.1%}, {by_chance[1]:.1%}])",
         "ended by the task / by time": f"{by_task} / {by_time}"
