@@ -34,7 +34,12 @@ from lightning_rl.extend.rollout import leaves_by_path
 from lightning_rl.extend.spaces import flat_actions
 from lightning_rl.extensions.algorithms.frozen import fits
 from lightning_rl.extensions.judging.code import digests_of
-from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
+from lightning_rl.extensions.judging.paired import (
+    difference_interval,
+    mcnemar,
+    needed_episodes,
+    sign_flips,
+)
 
 Episode = dict[str, Any]
 """A line of the journal; `start` and `trace` are digests of the first and of all observations."""
@@ -132,16 +137,17 @@ def comparison(
     # The bootstrap of `summarize`, of differences instead of returns.
     summary = _summary([a | {"return": a["return"] - b["return"]} for a, b in pairs])
     row = {name: summary[name] for name in ("episodes", "avg_reward", "ci95")}
-    effect, interval = row["avg_reward"], row["ci95"]
-    differ, test, step = interval[0] > 0 or interval[1] < 0, "bootstrap of paired returns", 0
-    row |= {"success_rate": None, "success_ci95": None}
+    effect, interval, step, p = row["avg_reward"], row["ci95"], 0, sign_flips(summary["returns"])
+    test = f"signs of paired returns, p = {p:.3g}"
+    row |= {"success_rate": None, "success_ci95": None, "p": p}
     if reports_success or _report_success(*pairs):
         gains = sum(bool(a["success"]) > bool(b["success"]) for a, b in pairs)
         losses = sum(bool(a["success"]) < bool(b["success"]) for a, b in pairs)
         effect, step, p = (gains - losses) / len(pairs), 1, mcnemar(gains, losses)
         interval = difference_interval(gains, losses, len(pairs))
         row |= {"success_rate": effect, "success_ci95": interval, "p": p}
-        differ, test = p <= 0.05, f"McNemar, p = {p:.3g}, {gains} : {losses} successes of one alone"
+        test = f"McNemar, p = {p:.3g}, {gains} : {losses} successes of one alone"
+    differ = p <= 0.05
     needed = needed_episodes(len(pairs), effect, interval, step)
     answer = f"The policies differ ({test})." if differ else f"No difference is shown ({test})."
     if not differ and needed is not None:
@@ -270,7 +276,8 @@ def _groups(episodes: Sequence[Episode], suites: Mapping[str, str] = {}) -> dict
 
 def _summary(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
     complete = [{"metrics": {}, "intervened": None} | episode for episode in episodes]
-    return summarize(complete, reports_success)
+    summary = summarize(complete, reports_success)
+    return summary if len(episodes) > 1 else summary | {"ci95": None}  # of one, it has no width
 
 
 def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -284,9 +291,9 @@ def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _interval(value: float | None, ends: Sequence[float] | None, form: str) -> str:
-    if value is None or ends is None:
+    if value is None:
         return "not reported"
-    return f"{value:{form}} [{ends[0]:{form}}, {ends[1]:{form}}]"
+    return f"{value:{form}}" + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if ends else "")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
