@@ -222,6 +222,29 @@ def test_a_policy_does_not_differ_from_itself_and_not_from_its_export(policy, ca
     assert_names(capsys.readouterr().out, "No difference is shown")
 
 
+def test_two_policies_play_by_the_limit_and_the_way_of_acting_of_the_first(
+    policy, register, monkeypatch
+):
+    """The second run had rollouts of another length, which set the limit in an env without one."""
+    monkeypatch.setattr(FirstEpisodes, "LEAST_BOUND", 20)
+    other = policy.with_name("other")
+    shutil.copytree(policy, other)
+    path = other / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for old, new in {
+        "buffer_size: 16": "buffer_size: 32",
+        "deterministic: true": "deterministic: false",
+    }.items():
+        assert old in checkpoint["rl_config"]
+        checkpoint["rl_config"] = checkpoint["rl_config"].replace(old, new)
+    torch.save(checkpoint, path)
+    env = register("Endless-v0", limit=None)
+    run(["compare", str(policy), str(other), "--episodes", "2", *env])
+    (journal,) = (other / "judged").glob("*.jsonl")
+    assert [json.loads(line)["length"] for line in journal.read_text().splitlines()] == [3 * 16] * 2
+    assert "eval_deterministic=true" in journal.with_suffix(".json").read_text()
+
+
 def test_two_policies_differ_by_the_episodes_that_one_of_them_solves(policy, register, capsys):
     """The second policy pushes to the left: it is a copy whose last bias was moved."""
     env = register(

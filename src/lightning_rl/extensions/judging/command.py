@@ -107,6 +107,10 @@ def compare(options: Sequence[str], command_line: CommandLine) -> None:
     """Play two policies on the same episodes, and print whether the policies differ."""
     questions = _questions("compare", options)
     require(len(questions) == 2, f"rl-cli compare takes two policies, got {len(questions)}.")
+    # Both play by the limit, the way of acting and the events of the first; runs may differ.
+    of_both = [option for option in questions[0].of_run if not option.startswith("--data.env=")]
+    env = [option for option in questions[1].of_run if option.startswith("--data.env=")]
+    questions[1] = questions[1]._replace(of_run=env + of_both, training=questions[0].training)
     (first, second), (path, other_path), reports_success = _judge(questions)
     pairs = list(zip(first, second, strict=True))
     other = sum(a["start"] != b["start"] for a, b in pairs)
