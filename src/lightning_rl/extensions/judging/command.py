@@ -279,8 +279,8 @@ def _groups(episodes: Sequence[Episode], suites: Mapping[str, str] = {}) -> dict
 
 
 def _summary(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
-    complete = [{"metrics": {}, "intervened": None} | episode for episode in episodes]
-    summary = summarize(complete, reports_success)
+    absent: Episode = {"metrics": {}, "intervened": None}
+    summary = summarize([absent | episode for episode in episodes], reports_success)
     return summary if len(episodes) > 1 else summary | {"ci95": None}  # of one, it has no width
 
 
