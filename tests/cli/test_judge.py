@@ -136,6 +136,36 @@ def test_a_typed_setting_has_its_own_journal(policy):
     assert len(paths) == 2
 
 
+OWN_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Own(CartPoleEnv):
+    def __init__(self, scene, render_mode=None):
+        super().__init__()
+
+gymnasium.register("Own-v0", Own, max_episode_steps=3)
+"""
+
+
+@pytest.mark.usefixtures("register")
+def test_episodes_of_other_code_or_of_another_scene_are_played_again(policy, capsys):
+    """The module stays imported here: what counts is its file."""
+    env, scene = Path("judged_env.py"), Path("the scene.xml")
+    env.write_text(OWN_ENV)
+    scene.write_text("<mujoco/>")
+    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "judged_env:Own-v0"]
+    options += ["--data.env.env_kwargs", json.dumps({"scene": f"{scene}"}), "--trust_code", "true"]
+    paths = [judge(policy, *options)[2]]
+    for file in (env, scene):
+        file.write_text(file.read_text() + "\n")
+        paths.append(judge(policy, *options)[2])
+    assert len(set(paths)) == 3
+    capsys.readouterr()
+    assert judge(policy, *options, episodes=4)[2] == paths[-1]
+    assert_names(capsys.readouterr().out, "3 of 4 episodes", paths[-1].with_suffix(".jsonl"))
+
+
 def test_an_env_without_seeds_is_refused(policy, register, capsys):
     stream = np.random.default_rng()
     env = register("Unseeded-v0", observe=lambda env: stream.uniform(-1, 1, 4).astype(np.float32))
@@ -192,12 +222,35 @@ def test_a_policy_does_not_differ_from_itself_and_not_from_its_export(policy, ca
     assert_names(capsys.readouterr().out, "No difference is shown")
 
 
+def test_two_policies_play_by_the_limit_and_the_way_of_acting_of_the_first(
+    policy, register, monkeypatch
+):
+    """The second run had rollouts of another length, which set the limit in an env without one."""
+    monkeypatch.setattr(FirstEpisodes, "LEAST_BOUND", 20)
+    other = policy.with_name("other")
+    shutil.copytree(policy, other)
+    path = other / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for old, new in {
+        "buffer_size: 16": "buffer_size: 32",
+        "deterministic: true": "deterministic: false",
+    }.items():
+        assert old in checkpoint["rl_config"]
+        checkpoint["rl_config"] = checkpoint["rl_config"].replace(old, new)
+    torch.save(checkpoint, path)
+    env = register("Endless-v0", limit=None)
+    run(["compare", str(policy), str(other), "--episodes", "2", *env])
+    (journal,) = (other / "judged").glob("*.jsonl")
+    assert [json.loads(line)["length"] for line in journal.read_text().splitlines()] == [3 * 16] * 2
+    assert "eval_deterministic=true" in journal.with_suffix(".json").read_text()
+
+
 def test_two_policies_differ_by_the_episodes_that_one_of_them_solves(policy, register, capsys):
     """The second policy pushes to the left: it is a copy whose last bias was moved."""
     env = register(
         "ToTheRight-v0",
         observe=lambda env: draw(env, gymnasium.spaces.Box(-1, 1, (4,), np.float32)),
-        info=lambda env: {"success": bool(env.action == 1)},
+        info=lambda env: {"success": True} if env.action == 1 else {},
     )
     other = policy.with_name("other")
     shutil.copytree(policy, other)
@@ -209,7 +262,9 @@ def test_two_policies_differ_by_the_episodes_that_one_of_them_solves(policy, reg
         weights[bias][choice] += 100
         torch.save(checkpoint, path)
     run(["compare", str(policy), str(other), "--episodes", "8", *env])
-    assert_names(capsys.readouterr().out, "The policies differ", "8 : 0", "p = 0.00781")
+    told = capsys.readouterr().out
+    assert_names(told, "The policies differ", "8 : 0", "p = 0.00781", "0.0%")
+    assert "not reported" not in told
     (path,) = (policy / "judged").glob("*-*-*-*.json")
     (row,) = json.loads(path.read_text()).values()
     assert row["success_rate"] == 1.0

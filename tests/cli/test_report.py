@@ -341,6 +341,20 @@ def test_a_hundred_runs_of_fifty_settings_open_too():
     assert len(re.findall(r'class="key"', document)) == 50
 
 
+def test_an_evaluation_scores_a_run_if_only_its_episodes_are_others(finished_run):
+    made = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
+    validate = ["validate", "--ckpt_path", str(made)]
+    run([*validate, "--data.num_eval_episodes", "5", "--data.eval_seed", "7"])
+    score = json.loads((made / "evaluation.json").read_text())["avg_reward"]
+    scored = compare([made])
+    assert (scored.groups[0].scores, scored.notes) == ([score], [])
+    run([*validate, "--data.env.env_kwargs", "{sutton_barto_reward: true}"])
+    trained = compare([made])
+    assert trained.groups[0].scores == trained.groups[0].runs[0].metrics["eval/avg_reward"].tolist()
+    assert_names(trained.notes[0], f"evaluation.json of {made}", "data.eval_env")
+    assert_names(trained.scored_by, "training")
+
+
 def test_one_run_that_rl_cli_made_is_reported_on(finished_run):
     made = finished_run("--config", "ppo.yaml", *SMALL_RUN, "--data.total_env_steps", "64")
     report(made, "--output", "one.json")

@@ -92,6 +92,28 @@ def test_an_evaluation_whose_episodes_do_not_report_the_metric_is_passed_over(
     assert steps == max(curve) == 4 * 16 * 4
 
 
+def test_a_run_goes_on_before_the_first_success_that_its_env_reports(tmp_path):
+    with refused(UserWarning, names=("trainer.best_metric", "'eval/success_rate'")):
+        train(tmp_path, trainer={"best_metric": "eval/success_rate"})
+    assert names(tmp_path) == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("limit", [24, 5])
+def test_the_best_of_another_evaluation_does_not_count(tmp_path, caplog, limit):
+    """No episode of 5 steps is better than one of 24; the policy stays as it is."""
+    data, still = {"total_env_steps": 64, "max_eval_episode_steps": 24}, {"learning_rate": 1e-9}
+    train(tmp_path, data=data, model=still)
+    data |= {"total_env_steps": 128, "max_eval_episode_steps": limit}
+    train(tmp_path, data=data, model=still, ckpt_path=last(tmp_path))
+    best = load(tmp_path / "checkpoints" / "best.ckpt")["lightning_rl"]["env_steps"]
+    assert best == (128 if limit == 5 else 64)
+    (_, first), (_, second) = scalars(tmp_path)["eval/avg_reward_best"]
+    assert second == (5 if limit == 5 else first)
+    if limit == 5:
+        assert_names(caplog.text, "best.ckpt", "data.max_eval_episode_steps")
+    assert ("another evaluation" in caplog.text) == (limit == 5)
+
+
 def test_a_trainer_does_not_overwrite_one_model_by_another(tmp_path):
     module, data, trainer = train(tmp_path)
     other = make_ppo(data)

@@ -33,7 +33,13 @@ from lightning_rl.extend.policies import autocast
 from lightning_rl.extend.rollout import leaves_by_path
 from lightning_rl.extend.spaces import flat_actions
 from lightning_rl.extensions.algorithms.frozen import fits
-from lightning_rl.extensions.judging.paired import difference_interval, mcnemar, needed_episodes
+from lightning_rl.extensions.judging.code import digests_of
+from lightning_rl.extensions.judging.paired import (
+    difference_interval,
+    mcnemar,
+    needed_episodes,
+    sign_flips,
+)
 
 Episode = dict[str, Any]
 """A line of the journal; `start` and `trace` are digests of the first and of all observations."""
@@ -67,7 +73,7 @@ class Question(NamedTuple):
     """A policy, and options: of its run, and `typed` ones, which win.
 
     `trusted`: whether code that the run names may be imported. `training`: its `SIZES`, and the
-    number of its processes; empty without a run.
+    number of its processes; empty without a run. `model`: the settings of its model, as a text.
     """
 
     checkpoint: Path
@@ -75,6 +81,7 @@ class Question(NamedTuple):
     typed: list[str]
     trusted: bool
     training: dict[str, Any]
+    model: str
 
     def settings(self, of_task: str = "") -> Namespace:
         """Parse the options, with the option of a task."""
@@ -93,15 +100,18 @@ class Task(NamedTuple):
 
 def judge(options: Sequence[str], command_line: CommandLine) -> None:
     """Play policies on tasks, and write a table for each policy."""
-    for question in _questions("judge", options):
-        _judge(question)
+    _judge(_questions("judge", options))
 
 
 def compare(options: Sequence[str], command_line: CommandLine) -> None:
     """Play two policies on the same episodes, and print whether the policies differ."""
     questions = _questions("compare", options)
     require(len(questions) == 2, f"rl-cli compare takes two policies, got {len(questions)}.")
-    (first, path), (second, other_path) = map(_judge, questions)
+    # Both play by the limit, the way of acting and the events of the first; runs may differ.
+    of_both = [option for option in questions[0].of_run if not option.startswith("--data.env=")]
+    env = [option for option in questions[1].of_run if option.startswith("--data.env=")]
+    questions[1] = questions[1]._replace(of_run=env + of_both, training=questions[0].training)
+    (first, second), (path, other_path), reports_success = _judge(questions)
     pairs = list(zip(first, second, strict=True))
     other = sum(a["start"] != b["start"] for a, b in pairs)
     require(
@@ -112,27 +122,36 @@ def compare(options: Sequence[str], command_line: CommandLine) -> None:
     if other:
         tell("The runs have different envs: equal seeds began with different observations.")
     groups = _groups(first).items()
-    rows = {name: comparison([pairs[i] for i in numbers]) for name, numbers in groups}
+    rows = {
+        name: comparison([pairs[i] for i in numbers], reports_success) for name, numbers in groups
+    }
     _print("first policy - second policy", rows)
     tell(list(rows.values())[-1]["answer"])
     _write(path.with_name(f"{path.stem}-{other_path.stem}.json"), rows)
 
 
-def comparison(pairs: Sequence[tuple[Episode, Episode]]) -> dict[str, Any]:
-    """Return differences of pairs of episodes, first minus second, with intervals and an answer."""
+def comparison(
+    pairs: Sequence[tuple[Episode, Episode]], reports_success: bool = False
+) -> dict[str, Any]:
+    """Return differences of pairs of episodes, first minus second, with intervals and an answer.
+
+    If any episode reported success, of these or by `reports_success` of others, an episode without
+    a report is a failure: an env may report it at a success alone.
+    """
     # The bootstrap of `summarize`, of differences instead of returns.
-    summary = _summary(a | {"return": a["return"] - b["return"]} for a, b in pairs)
+    summary = _summary([a | {"return": a["return"] - b["return"]} for a, b in pairs])
     row = {name: summary[name] for name in ("episodes", "avg_reward", "ci95")}
-    effect, interval = row["avg_reward"], row["ci95"]
-    differ, test, step = interval[0] > 0 or interval[1] < 0, "bootstrap of paired returns", 0
-    row |= {"success_rate": None, "success_ci95": None}
-    if all(episode["success"] is not None for pair in pairs for episode in pair):
-        gains = sum(a["success"] > b["success"] for a, b in pairs)
-        losses = sum(a["success"] < b["success"] for a, b in pairs)
+    effect, interval, step, p = row["avg_reward"], row["ci95"], 0, sign_flips(summary["returns"])
+    test = f"signs of paired returns, p = {p:.3g}"
+    row |= {"success_rate": None, "success_ci95": None, "p": p}
+    if reports_success or _report_success(*pairs):
+        gains = sum(bool(a["success"]) > bool(b["success"]) for a, b in pairs)
+        losses = sum(bool(a["success"]) < bool(b["success"]) for a, b in pairs)
         effect, step, p = (gains - losses) / len(pairs), 1, mcnemar(gains, losses)
         interval = difference_interval(gains, losses, len(pairs))
         row |= {"success_rate": effect, "success_ci95": interval, "p": p}
-        differ, test = p <= 0.05, f"McNemar, p = {p:.3g}, {gains} : {losses} successes of one alone"
+        test = f"McNemar, p = {p:.3g}, {gains} : {losses} successes of one alone"
+    differ = p <= 0.05
     needed = needed_episodes(len(pairs), effect, interval, step)
     answer = f"The policies differ ({test})." if differ else f"No difference is shown ({test})."
     if not differ and needed is not None:
@@ -150,7 +169,8 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
     for path in (find_checkpoint(name, directory) for name in names):
         trusted = CommandLine.is_trusted([f"--ckpt_path={path}", *typed])
         is_export = path.suffix == ".safetensors"
-        data = {} if is_export else run_settings(path, trusted)["data"]
+        settings = {} if is_export else run_settings(path, trusted)
+        data = settings.get("data", {})
         data = data | {"env": data.get("eval_env") or data.get("env")}
         values = {name: data.get(name[5:]) for name in PARSED if name.startswith("data.")}
         of_run = [f"--{n}={_text(value)}" for n, value in values.items() if value is not None]
@@ -159,7 +179,8 @@ def _questions(subcommand: str, options: Sequence[str]) -> list[Question]:
             of_run, training = questions[-1].of_run, questions[-1].training
         elif training:
             training["processes"] = _processes(path)
-        questions.append(Question(path, of_run, typed, trusted, training))
+        model = json.dumps(settings.get("model"), default=str)
+        questions.append(Question(path, of_run, typed, trusted, training, model))
     return questions
 
 
@@ -190,7 +211,30 @@ def _tasks(values: Mapping[str, Sequence[Any]]) -> list[Task]:
     return tasks
 
 
-def _judge(question: Question) -> tuple[list[Episode], Path]:
+def _judge(questions: Sequence[Question]) -> tuple[list[list[Episode]], list[Path], bool]:
+    """Play, print and write tables; return episodes, paths, and whether one reported success."""
+    played = [_play(question) for question in questions]
+    reports_success = _report_success(*(episodes for episodes, *_ in played))
+    for episodes, path, suites, facts in played:
+        groups = _groups(episodes, suites)
+        rows = {
+            name: _summary([episodes[i] for i in members], reports_success)
+            for name, members in groups.items()
+        }
+        _print(str(shown(Path(facts["checkpoint"]))), rows)
+        if cut := sum(episode["cut"] for episode in episodes):
+            tell(f"{cut} of {len(episodes)} episodes were cut, data.max_eval_episode_steps.")
+        _write(path, facts | {"rows": rows})
+        tell(", ".join(f"{name} {number}" for name, number in facts["versions"].items()))
+    return [episodes for episodes, *_ in played], [path for _, path, *_ in played], reports_success
+
+
+def _report_success(*parts: Iterable[Episode]) -> bool:
+    return any(episode["success"] is not None for part in parts for episode in part)
+
+
+def _play(question: Question) -> tuple[list[Episode], Path, dict[str, str], dict[str, Any]]:
+    """Return the episodes, the path of their table, the suites of tasks, and facts to write."""
     settings, checkpoint = question.settings(), question.checkpoint
     check_range("--episodes", settings.episodes, minimum=1, maximum=MOST_EPISODES)
     check_range("--workers", settings.workers, minimum=1)
@@ -203,22 +247,18 @@ def _judge(question: Question) -> tuple[list[Episode], Path]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     options = [*question.of_run, *question.typed]
     options = [option for option in options if option.startswith(("--data.", "--device"))]
-    versions = _versions([*options, *(task.option for task in tasks)])
+    all_options = [*options, *(task.option for task in tasks)]
+    versions, code = _versions(all_options), digests_of("\n".join(all_options), question.model)
     facts = {"sha256": digest, "seed": settings.seed, "options": options, "versions": versions}
-    # Another policy, setting or version has a journal of its own.
+    facts |= {"code": code}
+    # Another policy, setting, version or code has a journal of its own.
     name = hashlib.sha256(json.dumps([facts, question.training]).encode()).hexdigest()[:12]
     folder = checkpoint.absolute().parent
     folder = folder.parent if (folder.parent / "run.json").is_file() else folder
     path = folder / "judged" / f"{checkpoint.stem}-{name}.json"
     episodes = _play_tasks(question, tasks, settings, path.with_suffix(".jsonl"))
-    groups = _groups(episodes, {task.name: task.suite for task in tasks})
-    rows = {name: _summary(episodes[i] for i in members) for name, members in groups.items()}
-    _print(str(shown(checkpoint)), rows)
-    if cut := sum(episode["cut"] for episode in episodes):
-        tell(f"{cut} of {len(episodes)} episodes were cut, data.max_eval_episode_steps.")
-    _write(path, facts | {"checkpoint": str(checkpoint), "rows": rows})
-    tell(", ".join(f"{name} {number}" for name, number in versions.items()))
-    return episodes, path
+    suites = {task.name: task.suite for task in tasks}
+    return episodes, path, suites, facts | {"checkpoint": str(checkpoint)}
 
 
 def _versions(options: Sequence[str]) -> dict[str, str]:
@@ -238,8 +278,10 @@ def _groups(episodes: Sequence[Episode], suites: Mapping[str, str] = {}) -> dict
     return groups if len(groups) == 1 else groups | {"all": list(range(len(episodes)))}
 
 
-def _summary(episodes: Iterable[Episode]) -> dict[str, Any]:
-    return summarize([{"metrics": {}, "intervened": None} | episode for episode in episodes])
+def _summary(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
+    absent: Episode = {"metrics": {}, "intervened": None}
+    summary = summarize([absent | episode for episode in episodes], reports_success)
+    return summary if len(episodes) > 1 else summary | {"ci95": None}  # of one, it has no width
 
 
 def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -253,9 +295,9 @@ def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _interval(value: float | None, ends: Sequence[float] | None, form: str) -> str:
-    if value is None or ends is None:
+    if value is None:
         return "not reported"
-    return f"{value:{form}} [{ends[0]:{form}}, {ends[1]:{form}}]"
+    return f"{value:{form}}" + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if ends else "")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -293,6 +335,8 @@ def _play_tasks(
         finished = _read_journal(journal)
         numbers = [(task, k) for task in tasks for k in range(settings.episodes)]
         missing = [(task, k) for task, k in numbers if (task.name, k) not in finished]
+        if known := len(numbers) - len(missing):
+            tell(f"{known} of {len(numbers)} episodes are from {shown(journal)}.")
         count = max(1, min(settings.workers, len(missing)))
         # Neighbours share a worker: making an env may take longer than an episode.
         bounds = [len(missing) * i // count for i in range(count + 1)]

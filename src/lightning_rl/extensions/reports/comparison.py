@@ -36,6 +36,9 @@ MOST_POINTS = 40_000
 FEWEST_POINTS, ENOUGH_POINTS = 50, 300
 """Minimum and maximum points of one curve."""
 
+PROTOCOL = ("eval_env", "eval_events", "eval_deterministic", "max_eval_episode_steps")
+"""Settings of the evaluations of a run, which its score must have, too; its episodes are free."""
+
 LONGEST_NAME = 60
 """Maximum characters of a group name made of settings."""
 
@@ -206,6 +209,12 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
             f"Runs of unequal length are compared: {shortest} has {ends[shortest]:,.0f} env steps, "
             f"{longest} has {ends[longest]:,.0f}."
         )
+    for run in (run for group in groups for run in group.runs):
+        if differ := _other_settings(run):
+            notes.append(
+                f"evaluation.json of {run.path} has other settings than the evaluations of its "
+                f"training ({', '.join(differ)}): it scores no run."
+            )
     for group in groups:
         by_seed: dict[int | None, list[str]] = {}
         for run in group.runs:
@@ -365,10 +374,17 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 def _evaluated(run: RunRecord, metric: str) -> float | None:
     evaluation = run.evaluation
-    # An evaluation of an earlier checkpoint does not score the whole run.
+    # An evaluation of an earlier checkpoint, or in another env, does not score the whole run.
     if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
         return None
-    return logged_values(evaluation).get(metric)
+    return None if _other_settings(run) else logged_values(evaluation).get(metric)
+
+
+def _other_settings(run: RunRecord) -> list[str]:
+    this, others = (run.evaluation or {}).get("protocol"), run.manifest.get("protocol")
+    if not (isinstance(this, dict) and isinstance(others, dict)):
+        return []  # written before there were protocols
+    return [f"data.{name}" for name in PROTOCOL if this.get(name) != others.get(name)]
 
 
 def aggregated(runs: Sequence[RunRecord], metric: str, max_points: int = ENOUGH_POINTS) -> Curve:

@@ -28,7 +28,11 @@ from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
 from lightning_rl.system.saved_runs import CHECKPOINTS
 from lightning_rl.system.sharded import load_whole
-from lightning_rl.training.callbacks.settings import warn_of_first_values
+from lightning_rl.training.callbacks.settings import (
+    differences,
+    evaluation_protocol,
+    warn_of_first_values,
+)
 from lightning_rl.training.callbacks.typed import algorithm_of
 
 WEIGHTS_ONLY = {"weights_only": True}
@@ -177,6 +181,7 @@ class BestCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=False,
         )
         self._has_warned = False
+        self._protocol: dict[str, Any] | None = None  # of the evaluations that gave the scores
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare, and save; skip an evaluation in which no episode reported the metric.
@@ -184,9 +189,11 @@ class BestCheckpoint(ModelCheckpoint):
         Raises:
             ConfigurationError: if evaluations have no such metric.
         """
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._forget_other_scores(evaluation_protocol(trainer, pl_module))
         metrics = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
         # An episode may report a metric at a success alone, and `callback_metrics` keeps old ones.
-        is_reported = self.metric.startswith("eval/metrics/")
+        is_reported = self.metric.startswith(("eval/metrics/", "eval/success_"))
         of_this = logged_values(algorithm_of(pl_module).evaluation) if is_reported else metrics
         if trainer.state.fn == "fit" and self.metric not in of_this:
             lack = (
@@ -201,6 +208,19 @@ class BestCheckpoint(ModelCheckpoint):
             return
         super().on_validation_end(trainer, pl_module)
 
+    def _forget_other_scores(self, protocol: dict[str, Any]) -> None:
+        changed, self._protocol = differences(self._protocol, protocol), protocol
+        if changed and self.best_model_score is not None:
+            rank_zero_info(
+                f"best.ckpt was chosen by another evaluation ({', '.join(changed)}): its score "
+                "does not count any more, and this evaluation begins anew."
+            )
+            self.best_k_models, self.best_model_score = {}, None
+            self.best_model_path = self.kth_best_model_path = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"protocol": self._protocol}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
@@ -213,6 +233,7 @@ class BestCheckpoint(ModelCheckpoint):
                 "best_k_models": {file: score},
             }
             super().load_state_dict(state_dict | moved | {"dirpath": self.dirpath})
+            self._protocol = state_dict.get("protocol")
 
 
 class WarmStart(Callback):

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.system.files import write_atomically
 from lightning_rl.training.callbacks.computing import computing_of
+from lightning_rl.training.callbacks.settings import evaluation_protocol
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 try:
@@ -42,7 +43,8 @@ class RunManifest(Callback):
     `outcome` is `running`, `finished`, `stopped by SIGTERM` (or another signal), `interrupted`
     (Ctrl-C twice), or `failed: <error>`. A resumed run moves its previous parts to `earlier`; a
     part with the outcome `running` was killed. `seconds` cover the run, its evaluations and the
-    CPU; `peak_memory` is in bytes. Both exclude env workers.
+    CPU; `peak_memory` is in bytes. Both exclude env workers. `protocol` has the settings of its
+    evaluations.
 
     Args:
         directory: the run directory.
@@ -71,6 +73,7 @@ class RunManifest(Callback):
             "git_commit": _git_commit(),
             "device": _device(trainer),
             "computing": {},
+            "protocol": earlier[-1].get("protocol") if earlier else None,
             "world_size": trainer.world_size,
             "platform": platform.platform(),
             "versions": {"python": platform.python_version()} | _versions(),
@@ -86,8 +89,11 @@ class RunManifest(Callback):
 
     def _write_computing(self, trainer: Trainer, pl_module: LightningModule) -> None:
         computing = computing_of(trainer, algorithm_of(pl_module))
-        if computing != self._content["computing"]:
-            self._content["computing"] = computing
+        self._write_changed("computing", computing, trainer)
+
+    def _write_changed(self, name: str, value: Any, trainer: Trainer) -> None:
+        if value != self._content[name]:
+            self._content[name] = value
             self._write(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,6 +103,8 @@ class RunManifest(Callback):
         if trainer.state.fn == "fit":
             seconds = self._content["seconds"]
             seconds["evaluation"] += time.perf_counter() - self._evaluation_began
+            if not trainer.sanity_checking:
+                self._write_changed("protocol", evaluation_protocol(trainer, pl_module), trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         number = getattr(trainer, "stop_signal", None)

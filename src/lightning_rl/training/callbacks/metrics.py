@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.training.callbacks.loggers import EnvStepLogger
+from lightning_rl.training.callbacks.settings import differences, evaluation_protocol
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
@@ -31,6 +32,7 @@ class MetricsWriter(Callback):
         self.best_metric = best_metric
         self._better = max if best_mode == "max" else min
         self._best: float | None = None
+        self._protocol: dict[str, Any] | None = None  # of the evaluations that gave the best value
         self._started = 0.0
         self._env_steps = 0
 
@@ -77,7 +79,10 @@ class MetricsWriter(Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         algorithm = algorithm_of(pl_module)
-        values = logged_values(algorithm.evaluation)
+        values, protocol = logged_values(algorithm.evaluation), self._protocol
+        self._protocol = evaluation_protocol(trainer, pl_module)
+        if differences(protocol, self._protocol):
+            self._best = None
         if (value := values.get(self.best_metric)) is not None:
             if math.isfinite(value):  # NaN would stay the best
                 self._best = value if self._best is None else self._better(self._best, value)
@@ -86,11 +91,12 @@ class MetricsWriter(Callback):
         self._write(trainer, values, algorithm.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {self.best_metric: self._best}
+        return {self.best_metric: self._best, "protocol": self._protocol}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict.get(self.best_metric)
         self._best = None if best is None else float(best)
+        self._protocol = state_dict.get("protocol")
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
         with algorithm_of(trainer.lightning_module).phase("logging"):

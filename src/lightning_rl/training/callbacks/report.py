@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_rl.system.files import shown, write_atomically
+from lightning_rl.training.callbacks.settings import evaluation_protocol
 from lightning_rl.training.callbacks.typed import algorithm_of
 
 
@@ -24,13 +25,14 @@ class EvaluationReport(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "validate" and trainer.is_global_zero:
-            self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
+            self._report(trainer, pl_module, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            self._report(algorithm_of(pl_module).evaluation, "test.json")
+            self._report(trainer, pl_module, "test.json")
 
-    def _report(self, evaluation: dict[str, Any], name: str) -> None:
+    def _report(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
+        evaluation = algorithm_of(pl_module).evaluation
         table = Table(title="Evaluation", show_header=False)
         for label, text in _rows(evaluation).items():
             table.add_row(label, text)
@@ -38,7 +40,8 @@ class EvaluationReport(Callback):
         # Before the file: if that cannot be written, nothing has been played in vain.
         console.print(table)
         path = self.directory / name
-        content = json.dumps(evaluation, indent=2).encode()
+        protocol = {"protocol": evaluation_protocol(trainer, pl_module)}
+        content = json.dumps(evaluation | protocol, indent=2).encode()
         write_atomically(path, lambda file: file.write(content))
         console.print(f"Written to {shown(path)}", soft_wrap=True)
 
@@ -53,7 +56,7 @@ def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
         "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
         "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
         "average length": f"{evaluation['avg_length']:.1f} env steps",
-        "success rate": "not reported by the env"
+        "success rate": "reported by no episode"
         if success is None
         else f"{success:.1%} (95 % interval [{by_chance[0]:.1%}, {by_chance[1]:.1%}])",
         "ended by the task / by time": f"{by_task} / {by_time}"

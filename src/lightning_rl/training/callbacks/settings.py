@@ -1,6 +1,7 @@
 """Write the settings of a run to its loggers and checkpoints."""
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -20,7 +21,7 @@ from lightning_rl.system.construction import (
     to_config,
 )
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
-from lightning_rl.training.callbacks.typed import algorithm_of
+from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 from lightning_rl.training.data import RLDataModule
 
 FIRST_VALUES = ("init_alpha", "log_std_init", "action_statistics", "dataset_stats")
@@ -61,6 +62,37 @@ class SettingsWriter(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         warn_of_first_values(config_of(algorithm_of(pl_module)), checkpoint)
+
+
+def evaluation_protocol(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """Return the settings of the latest evaluation, by name and as plain data, without defaults."""
+    writer = next(c for c in cast(Any, trainer).callbacks if isinstance(c, SettingsWriter))
+    config, data = writer.settings(trainer, pl_module)["data"], data_of(trainer)
+    config = config if isinstance(config, dict) else {}  # a data module of the user's
+    env = config.get("eval_env") or config.get("env")
+    if isinstance(env, dict) and "init_args" not in env:  # of a run in Python: a class
+        _add_defaults(env := env | {"init_args": {}})
+    evaluation = algorithm_of(pl_module).evaluation
+    protocol = {
+        "eval_env": _changed(env, _drop_absent),
+        "eval_events": _changed(config.get("eval_events"), _drop_absent),
+        "eval_deterministic": data.eval_deterministic,
+        "max_eval_episode_steps": data.max_eval_episode_steps,
+        "eval_seed": evaluation["seeds"][0],
+        "num_eval_episodes": evaluation["episodes"],
+    }
+    return cast(dict[str, Any], json.loads(json.dumps(protocol, default=str)))
+
+
+def differences(protocol: Any, other: Mapping[str, Any]) -> list[str]:
+    """Return the settings in which a saved protocol, if there is one, differs from another."""
+    names = other if isinstance(protocol, dict) else ()
+    return [f"data.{name}" for name in names if protocol.get(name) != other[name]]
+
+
+def _drop_absent(settings: dict[str, Any]) -> None:
+    for name in [name for name, value in settings.items() if value is None]:
+        del settings[name]
 
 
 def warn_of_first_values(model: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> None:
