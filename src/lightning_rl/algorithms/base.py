@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.checkpoint_checks import check_optimizer_state, with_own_settings
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
+    check_policy,
     check_replay_is_used,
     check_statistics_of_ranks,
     check_trainer,
@@ -122,6 +123,7 @@ class Algorithm(LightningModule, ABC, Configurable):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        check_policy(self, policy)
         check_range("learning_rate", learning_rate, above=0)
         check_range("batch_size", batch_size, minimum=1)
         check_range("max_grad_norm", max_grad_norm, above=0)

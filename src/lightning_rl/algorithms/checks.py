@@ -26,6 +26,15 @@ PRECISIONS = ("32-true", "bf16-mixed")
 """The tested settings of `trainer.precision`."""
 
 
+def check_policy(algorithm: Any, policy: Any) -> None:
+    """Refuse what is no policy, such as the text that a parameter without a type gets."""
+    require(
+        isinstance(policy, Policy),
+        f"{type(algorithm).__name__} takes a Policy, got {type(policy).__name__}. In a class of "
+        "your own annotate `policy: Policy`, so that the command line builds it.",
+    )
+
+
 def check_trainer(trainer: Trainer) -> None:
     """Refuse a strategy or a precision that the update does not support."""
     check_strategy(trainer)

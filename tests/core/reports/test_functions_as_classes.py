@@ -6,9 +6,11 @@ import shutil
 import pytest
 from jsonargparse import Namespace
 
+from lightning_rl import PPO
 from lightning_rl.cli.app import run
 from lightning_rl.cli.checking import check_class
-from tests.messages import refused
+from tests.helpers import error_of
+from tests.messages import assert_names, refused
 
 FIT = ("fit", "--model", "PPO", "--model.policy", "ActorCritic")
 
@@ -56,3 +58,17 @@ def test_by_what_it_says(function):
 def test_classes_and_functions_that_say_one_are_taken():
     for name in ("torch.optim.Adam", f"{__name__}.says_a_class", "nowhere.Nothing"):
         check_class(name, "a")
+
+
+class Untyped(PPO):
+    def __init__(self, policy, **settings):
+        super().__init__(policy, **settings)
+
+
+def test_an_own_algorithm_whose_policy_has_no_type_is_told_to_declare_it(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    model = ("--model", f"{__name__}.Untyped", "--model.policy", "ActorCritic")
+    error = error_of(capsys, "fit", *model, "--data.env", "CartPole")
+    assert_names(error, "Untyped", "policy: Policy", "str")
