@@ -231,17 +231,17 @@ def _check_unit(space: Any, tensor: Tensor, name: str) -> None:
     """Refuse a picture of 0 to 255 for a policy of pictures in [0, 1]; states may leave a Box."""
     low, high = (number.item() for number in tensor.aminmax())
 
-    def fits(least: float, greatest: float) -> bool:
-        return least - OVERSHOOT <= low and high <= greatest + OVERSHOOT
+    def fits(lower: float, upper: float) -> bool:
+        return lower - OVERSHOOT <= low and high <= upper + OVERSHOOT
 
     # The bounds of one number first: reading the bounds of all numbers takes longer.
     if fits(space.low.flat[0], space.high.flat[0]) or not is_picture(space):
         return
-    least, greatest = space.low.min(), space.high.max()
+    lower, upper = space.low.min(), space.high.max()
     require(
-        fits(least, greatest),
+        fits(lower, upper),
         f"The observation's '{name}' has numbers from {low:g} to {high:g}, but the policy was "
-        f"trained with pictures from {least:g} to {greatest:g}: divide a picture of 0 to 255 by "
+        f"trained with pictures from {lower:g} to {upper:g}: divide a picture of 0 to 255 by "
         "255, or scale it as the env of the training did.",
     )
 

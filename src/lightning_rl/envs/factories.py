@@ -168,7 +168,7 @@ def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
 
 
 def tell_first_levels(env: VectorEnv, evaluates: bool) -> None:
-    """Print which state that outlasts episodes starts anew in evaluations, if they use this env."""
+    """Print the names of the persistent state, which each evaluation episode resets."""
     if evaluates and env.persistent_state:
         names = ", ".join(env.persistent_state)
         rank_zero_info(

@@ -68,8 +68,8 @@ def lacks_statistics(policy: Any) -> bool:
     A policy of a user may have statistics of another kind, which nothing is known of.
     """
     moments = [layer for layer in policy.modules() if isinstance(layer, RunningMoments)]
-    known = len(moments) > 0 and all(int(layer.count) > 0 for layer in moments)
-    return int(policy.version) == 0 and not known
+    has_statistics = len(moments) > 0 and all(int(layer.count) > 0 for layer in moments)
+    return int(policy.version) == 0 and not has_statistics
 
 
 class ObservationNormalizer(RunningMoments):

@@ -18,7 +18,7 @@ LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
 PLAIN = (bool, int, float, str, types.NoneType, Literal, ..., *LISTS, *MAPPINGS)
-"""Types whose values a config holds as they are, and lists and mappings of such."""
+"""Types whose values a config writes without a conversion, with lists and mappings."""
 
 WRITTEN_AS_TEXT = (timedelta, torch.device, set, frozenset)
 """Types whose values a config holds as texts or lists, besides enums and paths."""

@@ -83,7 +83,7 @@ def call_with(
 
 
 def has_forward_hooks(module: Any) -> bool:
-    """Return whether a module has hooks around its `forward`, such as those of weight_norm."""
+    """Return whether a module has hooks around its `forward`, as `weight_norm` adds."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

@@ -1,4 +1,4 @@
-"""Digest the code and the files that settings name: no version tells of a change in them."""
+"""Digest the code and the files that settings name, which have no version."""
 
 import hashlib
 import os
@@ -25,19 +25,19 @@ PATH = re.compile(r"[^\s\"'=,{}\[\]]+")
 """A word of an option, which may be a path."""
 
 
-def digests_of(options: str, others: str = "") -> dict[str, str]:
+def digests_of(options: str, model: str = "") -> dict[str, str]:
     """Return digests of the user's modules that settings name, and of the files in `options`.
 
     A package counts with all of its modules. What modules import from elsewhere does not count,
     nor what a file includes. Nothing is imported.
     """
-    named = {name: _sources(name) for name in MODULE.findall(f"{options}\n{others}")}
+    files_by_name = {name: _sources(name) for name in MODULE.findall(f"{options}\n{model}")}
     # A path with blanks is quoted in JSON, or the whole value of an option.
     values = [*re.findall(r'"([^"]+)"', options), *re.findall(r"=(.+)", options)]
     for word in (*PATH.findall(options), *values):
         if os.path.isfile(path := os.path.expanduser(word)):
-            named[word] = [Path(path)]
-    return {name: _digest(files) for name, files in sorted(named.items()) if files}
+            files_by_name[word] = [Path(path)]
+    return {name: _digest(files) for name, files in sorted(files_by_name.items()) if files}
 
 
 def _sources(name: str) -> list[Path]:
@@ -47,8 +47,8 @@ def _sources(name: str) -> list[Path]:
     if spec is None or name == "lightning_rl":
         return []
     places = [os.path.abspath(p) for p in spec.submodule_search_locations or [str(spec.origin)]]
-    own = [Path(place) for place in places if not place.startswith(INSTALLED)]
-    files = [[place] if place.is_file() else place.rglob("*.py") for place in own]
+    user_paths = [Path(place) for place in places if not place.startswith(INSTALLED)]
+    files = [[place] if place.is_file() else place.rglob("*.py") for place in user_paths]
     return sorted(file for part in files for file in part)
 
 

@@ -335,8 +335,8 @@ def _play_tasks(
         finished = _read_journal(journal)
         numbers = [(task, k) for task in tasks for k in range(settings.episodes)]
         missing = [(task, k) for task, k in numbers if (task.name, k) not in finished]
-        if known := len(numbers) - len(missing):
-            tell(f"{known} of {len(numbers)} episodes are from {shown(journal)}.")
+        if count_played := len(numbers) - len(missing):
+            tell(f"{count_played} of {len(numbers)} episodes are from {shown(journal)}.")
         count = max(1, min(settings.workers, len(missing)))
         # Neighbours share a worker: making an env may take longer than an episode.
         bounds = [len(missing) * i // count for i in range(count + 1)]

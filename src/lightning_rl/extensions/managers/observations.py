@@ -48,10 +48,10 @@ class Observations:
             # A single term keeps its shape, for pictures; several are flattened and joined.
             if len(parts) > 1 or parts[0].dim() == 1:
                 parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
-            whole = parts[0]
+            observation = parts[0]
             # As in its space: only pictures keep their dtype.
             env.added_entries[PREFIX + group] = (
-                whole if whole.dtype == torch.uint8 else whole.float()
+                observation if observation.dtype == torch.uint8 else observation.float()
             )
 
     def of(self, state: TensorDict) -> Any:

@@ -381,10 +381,10 @@ def _evaluated(run: RunRecord, metric: str) -> float | None:
 
 
 def _other_settings(run: RunRecord) -> list[str]:
-    this, others = (run.evaluation or {}).get("protocol"), run.manifest.get("protocol")
-    if not (isinstance(this, dict) and isinstance(others, dict)):
+    judged, trained = (run.evaluation or {}).get("protocol"), run.manifest.get("protocol")
+    if not (isinstance(judged, dict) and isinstance(trained, dict)):
         return []  # written before there were protocols
-    return [f"data.{name}" for name in PROTOCOL if this.get(name) != others.get(name)]
+    return [f"data.{name}" for name in PROTOCOL if judged.get(name) != trained.get(name)]
 
 
 def aggregated(runs: Sequence[RunRecord], metric: str, max_points: int = ENOUGH_POINTS) -> Curve:

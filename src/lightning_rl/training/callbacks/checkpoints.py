@@ -213,7 +213,7 @@ class BestCheckpoint(ModelCheckpoint):
         if changed and self.best_model_score is not None:
             rank_zero_info(
                 f"best.ckpt was chosen by another evaluation ({', '.join(changed)}): its score "
-                "does not count any more, and this evaluation begins anew."
+                "does not count any more, and the present evaluation is the best one."
             )
             self.best_k_models, self.best_model_score = {}, None
             self.best_model_path = self.kth_best_model_path = ""
