@@ -285,6 +285,7 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     assert said["run"]["env_steps"] == 64
     assert (said["run"]["checkpoint"], said["run"]["seed"]) == ("last.ckpt", 3)
     assert (said["evaluation"]["episodes"], said["evaluation"]["avg_reward"]) == (2, 5.0)
+    assert said["evaluation"]["protocol"]["num_eval_episodes"] == 2
     assert {"torch", "onnxruntime", "lightning-rl", "python"} <= set(said["versions"])
 
 

@@ -26,6 +26,7 @@ class Kitchen(gymnasium.Env):
     observation_space = Dict(
         pixels=Dict(top=PICTURE, wrist=PICTURE),
         agent_pos=Box(-1, 1, (2,), np.float64),
+        channels_first=Box(0, 255, (3, 16, 16), np.uint8),
         depth=Dict(
             metres=Box(0, np.inf, (16, 16), np.float64),
             column=Box(0, 4, (16, 16, 1)),
@@ -47,7 +48,9 @@ class Kitchen(gymnasium.Env):
             "small": np.ones((8, 8), np.float32),
         }
         state = np.array([self.steps, self.count]) / 10
-        return {"pixels": {"top": top, "wrist": wrist}, "agent_pos": state, "depth": depth}
+        pictures = {"top": top, "wrist": wrist}
+        first = np.moveaxis(top, -1, 0)
+        return {"pixels": pictures, "agent_pos": state, "channels_first": first, "depth": depth}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -158,8 +161,9 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
 def test_what_is_not_there_is_named(tokenizer, tmp_path):
     with refused(names=("'pixels/topp'", "Kitchen", "close matches: top")):
         wrapped(rgb="pixels/topp")
-    with refused(names=("rgb: agent_pos", "uint8 [H, W, 3]")):
-        wrapped(rgb="agent_pos")
+    for name in ("agent_pos", "channels_first"):
+        with refused(names=(f"rgb: {name}", "uint8 [H, W, 3]")):
+            wrapped(rgb=name)
     with refused(names=("'wish'", "Kitchen")):
         wrapped(instruction="wish", tokenizer=tokenizer).reset()
     with refused(names=("'open it'", "2 tokens", "length=1")):

@@ -36,7 +36,7 @@ ENV_METADATA = (
 
 EVALUATED = (
     *("episodes", "avg_reward", "std_reward", "ci95", "avg_length"),
-    *("success_rate", "success_ci95", "deterministic", "env_steps"),
+    *("success_rate", "success_ci95", "deterministic", "env_steps", "protocol"),
 )
 """Keys that are copied from `evaluation.json`."""
 

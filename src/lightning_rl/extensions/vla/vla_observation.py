@@ -59,7 +59,7 @@ class VLAObservation(gymnasium.Wrapper):
             require(
                 space.dtype == np.uint8
                 and len(space.shape) == 3
-                and space.shape == pictures[0].shape,
+                and space.shape == (*pictures[0].shape[:2], 3),
                 f"rgb: {name} is {space}, not uint8 [H, W, 3], of one size for all cameras.",
             )
         several = (len(pictures),) if self._stacked else ()
