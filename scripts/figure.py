@@ -2,12 +2,14 @@
 
     python scripts/figure.py outputs --output curves.svg --metric eval/success_rate
 
-It takes run directories, directories with runs, or files of curves (curves.py).
+It takes run directories, directories with runs, or files of curves (curves.py). With `--minutes`
+each env has a second panel, over minutes of training.
 """
 
 import html
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +41,7 @@ PANELS, POINTS, LETTERS = 3, 60, 46
 """Most panels in a row, points of a curve, and letters of a name."""
 
 
-def as_svg(comparisons: Sequence[Comparison]) -> str:
+def as_svg(comparisons: Sequence[Comparison], minutes: bool = False) -> str:
     """Return a figure with a panel for each comparison; a name has one colour in all of them."""
     colours: dict[str, int] = {}
     for one in comparisons:
@@ -49,13 +51,14 @@ def as_svg(comparisons: Sequence[Comparison]) -> str:
                 free = (i for i in range(len(one.groups) + len(taken)) if i not in taken)
                 colours[group.name] = next(free)
                 taken.add(colours[group.name])
-    columns = 2 if len(comparisons) == 4 else min(PANELS, len(comparisons))
+    axes = [(one, over) for one in comparisons for over in (False, True)[: 1 + minutes]]
+    columns = 2 if len(axes) == 4 else min(PANELS, len(axes))
     height = HEIGHT + ROW * max(len(one.groups) for one in comparisons) + 6
-    rows = math.ceil(len(comparisons) / columns)
+    rows = math.ceil(len(axes) / columns)
     panels = [
         f'<g transform="translate({WIDTH * (i % columns)} {height * (i // columns)})">'
-        f"{_panel(one, colours)}</g>"
-        for i, one in enumerate(comparisons)
+        f"{_panel(one, colours, over)}</g>"
+        for i, (one, over) in enumerate(axes)
     ]
     envs = html.escape(", ".join(one.env for one in comparisons))
     size = f'width="{WIDTH * columns}" height="{height * rows}"'
@@ -87,10 +90,16 @@ def _style() -> str:
     )
 
 
-def _panel(comparison: Comparison, colours: dict[str, int]) -> str:
+def _panel(comparison: Comparison, colours: dict[str, int], minutes: bool) -> str:
     metric = comparison.metric
-    curves = [(group, group.curves[metric]) for group in comparison.groups]
+    curves = [
+        (group, replace(curve, env_steps=curve.seconds / 60) if minutes else curve)
+        for group in comparison.groups
+        for curve in [group.curves[metric]]
+    ]
     ends = [curve.env_steps[-1] for _, curve in curves]
+    if not np.isfinite(ends).all():
+        raise SystemExit(f"--minutes: not all curves of {comparison.env} have seconds.")
     values = np.concatenate(
         [part[np.isfinite(part)] for _, c in curves for part in (c.centre, c.low, c.high)]
     )
@@ -111,8 +120,8 @@ def _panel(comparison: Comparison, colours: dict[str, int]) -> str:
     for tick, text in _ticks(low, high, 6):
         parts.append(f'<path class="grid" d="M{LEFT} {y(tick)}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="e" x="{LEFT - 6}" y="{float(y(tick)) + 4:.1f}">{text}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="m" x="{middle}" y="{HEIGHT - BOTTOM + 33}">Env steps</text>')
+    middle, axis = (LEFT + WIDTH - RIGHT) / 2, "Minutes" if minutes else "Env steps"
+    parts.append(f'<text class="m" x="{middle}" y="{HEIGHT - BOTTOM + 33}">{axis}</text>')
     upright = f"translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)"
     title = html.escape(TITLES.get(metric, metric))
     parts.append(f'<text class="m" transform="{upright}">{title}</text>')
@@ -179,8 +188,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--metric", default=METRIC)
+    parser.add_argument("--minutes", action="store_true")
     args = parser.parse_args()
-    args.output.write_text(as_svg(compare_each(args.runs, args.metric)))
+    args.output.write_text(as_svg(compare_each(args.runs, args.metric), args.minutes))
 
 
 if __name__ == "__main__":

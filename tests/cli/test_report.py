@@ -145,10 +145,10 @@ def drawn_values(panel, line):
     return [low + (bottom - y) / (bottom - top) * (high - low) for y in heights]
 
 
-def draw(monkeypatch):
+def draw(monkeypatch, runs="outputs", *options):
     """Draw all runs by the script of the figures of docs/results.md."""
     figure = script("figure", monkeypatch)
-    monkeypatch.setattr("sys.argv", ["figure.py", "outputs", "--output", "figure.svg"])
+    monkeypatch.setattr("sys.argv", ["figure.py", runs, "--output", "figure.svg", *options])
     figure.main()
     return Path("figure.svg").read_text()
 
@@ -190,6 +190,18 @@ def test_a_line_is_dashed_where_some_runs_have_not_begun_or_have_ended(monkeypat
 
 def write_curves(curves, metric="eval/avg_reward"):
     Path("peer.json").write_text(json.dumps({"metric": metric, "curves": curves}))
+
+
+def test_a_second_panel_is_over_minutes(monkeypatch):
+    points = {"a": {"1": [[0, 1, 0], [100, 2, 60], [200, 3, 240]]}}
+    write_curves({"peer": points})
+    text = draw(monkeypatch, "peer.json", "--minutes")
+    assert [axis for axis in ("Env steps", "Minutes") if axis in text] == ["Env steps", "Minutes"]
+    for points, share in zip(
+        re.findall(r'class="line" d="M([^"]+L[^"]+)"', text), (1 / 2, 1 / 4), strict=True
+    ):
+        start, middle, end = (float(point.split()[0]) for point in points.split("L"))
+        assert (middle - start) / (end - start) == pytest.approx(share, abs=0.01)
 
 
 def test_curves_of_another_library_are_compared_with_runs(capsys):

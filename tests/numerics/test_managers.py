@@ -10,11 +10,13 @@ from tensordict import TensorDict
 
 from lightning_rl import (
     ActionChunk,
+    ActorCritic,
     GymnasiumEnv,
     ManagedEnv,
     PushBlocks,
     PushCube,
     Quadruped,
+    SyncCollector,
     TermWrapper,
 )
 from lightning_rl.extensions.managers import Event
@@ -37,7 +39,7 @@ from lightning_rl.extensions.managers.term import (
 from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
-from tests.helpers import assert_same
+from tests.helpers import assert_same, make_collector
 from tests.messages import refused
 
 GAIN, X = 2.0, {"name": "x"}
@@ -280,6 +282,20 @@ def test_a_level_is_promoted_and_demoted_by_the_mean_of_an_episode(sign):
     assert info["metrics"]["range"].tolist() == [1.0, 0.5, 0.0], "within the range"
     with refused(names=("ByMean", "promote", "demote")):
         Drift(1, curriculum={"range": Curriculum("ByMean", params | {"demote": params["promote"]})})
+
+
+def test_levels_of_another_number_of_envs_are_named_when_they_begin_anew():
+    params = {"name": "step", "promote": 1.5, "demote": 0.5}
+    states = []
+    for count in (3, 2):
+        env = Drift(count, 4, curriculum={"range": Curriculum("ByMean", params)})
+        policy = ActorCritic(env.single_observation_space, env.single_action_space)
+        collector = make_collector(SyncCollector, env, policy, 4, seed=1)
+        if states:
+            with refused(UserWarning, names=("3 envs", "episodes", "curriculum/range")):
+                collector.load_state_dict(*states)
+        collector.collect()
+        states.append(collector.state_dict())
 
 
 def test_a_level_is_counted_by_its_own_steps_in_a_random_first_episode():

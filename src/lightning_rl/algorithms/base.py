@@ -58,6 +58,7 @@ from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.saved_runs import find_checkpoint
 from lightning_rl.system.sharded import ShardingStrategy
+from lightning_rl.system.streams import restore_generator
 
 RankState = dict[str, Tensor | None]
 """State of one rank: random streams, and the unfinished returns of its envs."""
@@ -492,7 +493,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         shuffle, torch_stream = state["shuffle"], state["torch"]
         assert shuffle is not None
         assert torch_stream is not None
-        self.generator.set_state(shuffle.cpu())
+        restore_generator(self.generator, shuffle, "order of minibatches")
         torch.set_rng_state(torch_stream.cpu())
 
     def compilation_state(self) -> dict[str, Any] | None:

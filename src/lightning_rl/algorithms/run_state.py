@@ -79,7 +79,7 @@ class RunState:
             rank_zero_warn(
                 f"The checkpoint has the state of {len(states)} processes, but this run has "
                 f"{ranks.world_size()}: weights, optimizer, counters and normalizers are restored; "
-                "random streams and episodes start fresh."
+                "random streams, episodes and levels of a curriculum start fresh."
             )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
@@ -19,6 +18,7 @@ from lightning_rl.buffers.transition_ring import (
     added_specs,
 )
 from lightning_rl.system.errors import require
+from lightning_rl.system.streams import restore_generator
 
 PART_BYTES = 2**26
 """Maximum bytes of a file: the content is copied before it is saved."""
@@ -120,22 +120,12 @@ class RingFiles:
                 log.parts.append(part._replace(size=size))
                 log.finals_begin, log.finals_end = log.finals_end, ring.final_observations.end
         self._find_last_break()
-        self._restore_generator(state["generator"])
+        restore_generator(self._generator, state["generator"], "minibatches of the replay")
         if parts:
             following, next_slot = state["following"], end % (ring.slots + 1)
             for name, (shape, dtype) in ring.observation.items():
                 _check("the checkpoint", name, following, (ring.num_envs, *shape), dtype)
                 ring.by_slot[name][next_slot].copy_(following[name])
-
-    def _restore_generator(self, state: Tensor) -> None:
-        try:
-            self._generator.set_state(state.cpu())
-        except RuntimeError:
-            rank_zero_warn(
-                "The checkpoint's replay sampled on another device than this replay, "
-                f"{self._ring.device}: its random stream starts fresh, and the resumed run will "
-                "differ from an uninterrupted one."
-            )
 
     def _find_last_break(self) -> None:
         ring = self._ring

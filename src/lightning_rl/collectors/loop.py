@@ -32,6 +32,7 @@ from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
+from lightning_rl.system.streams import restore_generator
 
 
 class Actor(Protocol):
@@ -333,7 +334,7 @@ class RolloutLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state; if the env cannot be restored, warn and begin new episodes."""
-        self._generator.set_state(state["generator"].cpu())
+        restore_generator(self._generator, state["generator"], "noise of actions")
         self.rollouts = int(state["rollouts"])
         self.env_steps = int(state.get("env_steps", self.env_steps))  # older checkpoints lack it
         self.reports_success = bool(state["reports_success"])
@@ -346,9 +347,10 @@ class RolloutLoop:
                 observation = self._env.load_state_dict(state["env"])
             self._next = {"observation": observation, **state.get("policy", {})}
         except RestoreError as error:
+            anew = ", ".join(["episodes", *self._env.persistent_state])
             warnings.warn(
                 f"The env could not be restored to its state in the checkpoint ({error}): its "
-                "episodes restart, and the resumed run will differ from an uninterrupted one.",
+                f"{anew} begin anew, and the resumed run will differ from an uninterrupted one.",
                 stacklevel=2,
             )
 

@@ -18,7 +18,7 @@ def closing_lines(trainer: Any) -> list[str]:
     if trainer.stop_signal is not None:
         done = f"Stopped by a signal, after {trainer.lightning_module.env_steps:,} env steps."
         return [f"{done} Resume: {resume}"]
-    reason = why_early(trainer)
+    reason, more = why_early(trainer) or ("", " --data.total_env_steps ...")
     lines = [*([reason] if reason else []), f"Run directory: {run_dir}"]
     best = run_dir / "checkpoints" / "best.ckpt"
     # A ModelCheckpoint of the user's comes first, with another metric and other files.
@@ -30,7 +30,7 @@ def closing_lines(trainer: Any) -> list[str]:
         evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
         lines.append(f"Evaluate:  {evaluate}   (--video true films it)")
     if (run_dir / "checkpoints" / "last.ckpt").is_file():
-        lines.append(f"Train on:  {resume} --data.total_env_steps ...")
+        lines.append(f"Train on:  {resume}{more}")
     logs = run_dir / "logs"
     if any(logs.glob("events.out.tfevents.*")):
         lines.append(f"Curves:    tensorboard --logdir {run_dir.parent}   (all runs there)")

@@ -1,6 +1,7 @@
 """What a run prints: what begins, its line in a narrow terminal, in a pipe and in a notebook, and why it ended."""
 
 import io
+import re
 import sys
 from types import ModuleType
 
@@ -32,8 +33,12 @@ SHOWN = {"enable_progress_bar": True, "logger": False}
 def test_a_run_that_ends_early_says_why(settings, reason, tmp_path, capsys):
     few = {"iterations_per_epoch": 1, "total_env_steps": 10_000}
     train(tmp_path / "run", data=few, trainer=SHOWN | settings)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Ended at")]
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("Ended at")]
     assert_names(line, "10,000", reason)
+    # The command that trains on raises what ended the run, not the budget.
+    for command in [line for line in lines if line.startswith("Train on:")]:
+        assert re.findall(r"--(\S+) \.\.\.", command) == re.findall(r"trainer\.\w+", reason)
 
 
 def test_the_last_lines_name_the_metric_of_the_best_checkpoint(tmp_path, capsys):

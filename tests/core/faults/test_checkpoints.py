@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -161,9 +162,12 @@ def test_periodic_checkpoints_rotate(tmp_path):
     assert names(tmp_path) == [
         *("best.ckpt", "iteration_000004.ckpt", "iteration_000006.ckpt", "last.ckpt")
     ]
-    # A run that goes back removes the oldest files, not its own new ones of smaller numbers.
+    # A run that goes back removes the oldest files, not its own new ones of smaller numbers, and
+    # no copy of the user's.
     early = tmp_path / "checkpoints" / "iteration_000004.ckpt"
+    copy = Path(shutil.copy(early, early.with_name("iteration_000004_paper.ckpt")))
     train(tmp_path, trainer=trainer | {"checkpoint_every_n_iterations": 5}, ckpt_path=early)
+    copy.unlink()
     assert names(tmp_path) == [
         *("best.ckpt", "iteration_000005.ckpt", "iteration_000006.ckpt", "last.ckpt")
     ]

@@ -118,6 +118,21 @@ def test_a_forged_entry_is_one_message(path, value, trained, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "purpose"),
+    [
+        ((*LOOP, "generator"), "noise of actions"),
+        (("lightning_rl", "ranks", 0, "shuffle"), "order of minibatches"),
+    ],
+)
+def test_a_stream_of_another_kind_of_device_starts_fresh(path, purpose, trained, tmp_path):
+    """The state of a GPU's generator has 16 bytes."""
+    content = forged(trained, path, torch.zeros(16, dtype=torch.uint8))
+    torch.save(content, tmp_path / "a.ckpt")
+    with refused(UserWarning, names=(purpose, "device", "cpu")):
+        train(tmp_path / "run", data=LONGER, model=SCALED, ckpt_path=tmp_path / "a.ckpt")
+
+
 COLLECTOR = ("RLDataModule", "collectors", 0)
 WINDOW = (*COLLECTOR, "buffer", "windows", 0)
 

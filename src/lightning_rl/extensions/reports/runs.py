@@ -151,6 +151,7 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
     """Read curves of runs without a directory, for example of another library.
 
     The file holds `{"metric": metric, "curves": {name: {env: {seed: [[env steps, value], ...]}}}}`.
+    Each point may have the seconds of training as its third number.
 
     Raises:
         ConfigurationError: for another form or another metric.
@@ -162,7 +163,8 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
         for name, envs in content["curves"].items():
             for env, seeds in envs.items():
                 for seed, points in seeds.items():
-                    steps, values = np.array(points, float).reshape(-1, 2).T
+                    steps, values, *times = np.array(points, float).T
+                    (seconds,) = times or [np.full_like(steps, np.nan)]
                     # Interpolation needs steps that rise.
                     if not len(steps) or not (np.diff(steps, prepend=0.0) >= 0).all():
                         raise ValueError(f"env steps of {name}, {env}, {seed} do not rise")
@@ -173,7 +175,7 @@ def read_curves(path: Path, metric: str) -> list[RunRecord]:
                             manifest={"seed": int(seed)},
                             evaluation=None,
                             env_steps=steps,
-                            seconds=np.full(len(steps), np.nan),
+                            seconds=seconds,
                             metrics={y_metric: values},
                         )
                     )

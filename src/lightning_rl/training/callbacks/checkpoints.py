@@ -1,5 +1,6 @@
 """Write the last, best and periodic checkpoints of a run, each complete or absent."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +80,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
+NUMBERED = re.compile(r"iteration_\d{6,}\.ckpt")
+"""Names of the files that `keep_checkpoints` may remove: not a user's copies."""
+
+
 class LastCheckpoint(Callback):
     """Save `last.ckpt` after every epoch.
 
@@ -144,7 +149,8 @@ class PeriodicCheckpoint(Callback):
         if self.keep is not None and trainer.is_global_zero:
             # Sort by age: a run that resumed from an earlier iteration has files of later
             # iterations.
-            files = sorted(path.parent.glob("iteration_*.ckpt"), key=_age)
+            files = [file for file in path.parent.iterdir() if NUMBERED.fullmatch(file.name)]
+            files.sort(key=_age)
             for old in files[: -self.keep]:
                 old.unlink(missing_ok=True)
 

@@ -25,6 +25,8 @@ SAME_SIGNAL_SECONDS = 2.0
 class GracefulStop(Callback):
     """On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, save the run after the current iteration, and end it.
 
+    During an evaluation, the run is saved after it.
+
     A single process does not wait for the unfinished rollout of a background collector. A second
     Ctrl-C ends the run immediately, without saving; so does a second SIGTERM at least
     `SAME_SIGNAL_SECONDS` after the first. `trainer.stop_signal` holds the signal.
@@ -37,6 +39,7 @@ class GracefulStop(Callback):
         self.path = directory / CHECKPOINTS / "last.ckpt"
         self._received: int | None = None  # of this process; set by the handler only
         self._first = 0.0  # time of the first signal, in seconds
+        self._phase = "iteration"  # or evaluation
         self._collector: Collector | None = None
         self._restore_signals: Callable[[], None] = lambda: None
 
@@ -50,6 +53,12 @@ class GracefulStop(Callback):
         if trainer.world_size > 1 and settings().skip_signal_exchange:
             skip_signal_exchange(trainer)
         self._restore_signals = handle_signals(STOPS, self._handle)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._phase = "evaluation"
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._phase = "iteration"
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if trainer.is_last_batch or trainer.should_stop:
@@ -92,7 +101,7 @@ class GracefulStop(Callback):
             self._collector.interrupt()
         name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
         hint = f" ({name} again to stop immediately, without saving)" if name else ""
-        tell_from_handler(f"{signal.Signals(number).name}: stopping after this iteration{hint}")
+        tell_from_handler(f"{signal.Signals(number).name}: stopping after this {self._phase}{hint}")
 
     def _ends_at_once(self, number: int) -> bool:
         """Return whether to stop immediately, but not for a SIGTERM after another signal."""

@@ -169,8 +169,11 @@ def what_begins(trainer: Trainer, algorithm: Any) -> list[str]:
     ]
 
 
-def why_early(trainer: Trainer) -> str | None:
-    """Return why a run ended before its budget, or None if it did not."""
+def why_early(trainer: Trainer) -> tuple[str, str] | None:
+    """Return why a run ended before its budget, and the options that must be raised to train on.
+
+    None if it did not end early.
+    """
     done, total = algorithm_of(trainer.lightning_module).env_steps, data_of(trainer).total_env_steps
     if done >= total:
         return None
@@ -179,16 +182,19 @@ def why_early(trainer: Trainer) -> str | None:
         for callback in trainer.early_stopping_callbacks
         if callback.stopping_reason_message
     ]
+    limits = {}
     # Lightning uses -1 for no limit.
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch:
-        reasons.append(f"trainer.max_epochs is {trainer.max_epochs}")
+        limits["max_epochs"] = f"is {trainer.max_epochs}"
     if 0 <= trainer.max_steps <= trainer.global_step:
-        reasons.append(f"trainer.max_steps is {trainer.max_steps}")
+        limits["max_steps"] = f"is {trainer.max_steps}"
     timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]  # Lightning declares none
     if any((seconds := timer.time_remaining()) is not None and seconds <= 0 for timer in timers):
-        reasons.append("trainer.max_time is over")
+        limits["max_time"] = "is over, which counts all parts of a run"
+    reasons += [f"trainer.{name} {state}" for name, state in limits.items()]
     reason = " and ".join(reasons) or "a callback set trainer.should_stop"
-    return f"Ended at {done:,} of {total:,} env steps: {reason}."
+    options = "".join(f" --trainer.{name} ..." for name in limits)
+    return f"Ended at {done:,} of {total:,} env steps: {reason}.", options
 
 
 class _NotebookDisplay:
