@@ -148,6 +148,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.evaluation: dict[str, Any] = {}
         self._evaluation = Evaluation()
         self.generator = torch.Generator()
+        self._earlier_counts: dict[str, dict[str, Any]] = {}  # of the objectives of earlier fits
         self._run_state = RunState(self)
 
     @property
@@ -257,7 +258,11 @@ class Algorithm(LightningModule, ABC, Configurable):
     @cached_property
     def objectives(self) -> dict[str, Objective]:
         """The losses, by name."""
-        return {objective.name: objective for objective in self.configure_objectives()}
+        objectives = {objective.name: objective for objective in self.configure_objectives()}
+        for name, counts in self._earlier_counts.items():
+            if name in objectives:
+                objectives[name].statistics.load_state_dict(counts)
+        return objectives
 
     @property
     def main_objective(self) -> Objective:
@@ -371,6 +376,11 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
+            # Made again: settings and frozen parameters may have changed since an earlier `fit`.
+            self._earlier_counts = {
+                name: objective.statistics.state_dict()
+                for name, objective in self.__dict__.pop("objectives", {}).items()
+            }
 
     def configure_model(self) -> None:
         strategy = self.trainer.strategy

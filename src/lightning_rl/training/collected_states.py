@@ -68,7 +68,7 @@ class CollectedStates:
             return
         states = saved.get("replays", [])
         if not saved:
-            reason = "fit got no ckpt_path"
+            reason = "fit got no ckpt_path, or a checkpoint of closed envs"
         elif not states:
             reason = "the checkpoint was saved without it"
         elif not restores_replay:

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -236,6 +236,14 @@ class RLTrainer(Trainer, Configurable):
         is_training = self.state.fn == "fit" and self.state.status == "running"  # so it is locked
         if is_training and self.run_dir in Path(filepath).parents:
             self._check_run_dir()
+        data = getattr(self, "datamodule", None)
+        has_closed = isinstance(data, RLDataModule) and data.collector is None
+        if has_closed and self.state.fn == "fit" and not weights_only:
+            rank_zero_warn(
+                f"{filepath} lacks the states of envs and replay, which `fit` has closed: a run "
+                "that resumes from it differs from an uninterrupted one. checkpoints/last.ckpt of "
+                f"{shown(self.run_dir)} has them; with weights_only=True the file is smaller."
+            )
         for logger in self.loggers:
             logger.save()  # a run resumed from this checkpoint does not log these rows again
         # Lightning's weights-only checkpoints lack the configuration of the policy.

@@ -3,6 +3,7 @@
 import math
 import pickle
 import signal
+from copy import deepcopy
 from itertools import count
 
 import gymnasium
@@ -160,6 +161,22 @@ def test_resume_keeps_the_learning_rate(tmp_path):
     assert_resumes(tmp_path, 3, model=model)
     rates = [value for _, value in scalars(tmp_path / "whole")["train/learning_rate"]]
     assert len(set(rates)) > 1
+
+
+def test_the_next_fit_trains_by_the_settings_of_then(tmp_path):
+    """Of rates, optimizers and frozen layers; the counts of steps go on."""
+    module, data, _ = train(tmp_path / "run", model={"lr_schedule": "constant"})
+    steps = module.optimizer_steps
+    module.learning_rate, module.make_optimizer = 1e-5, torch.optim.SGD
+    module.policy.critic.requires_grad_(False)
+    before = deepcopy(module.policy.critic.state_dict())
+    data.total_env_steps *= 2
+    fit_in(tmp_path / "on", module, data)
+    rates = [rate for _, rate in scalars(tmp_path / "on")["train/learning_rate"]]
+    assert rates == [pytest.approx(1e-5)] * len(rates)
+    assert isinstance(module.updates[""].optimizer, torch.optim.SGD)
+    assert_same(module.policy.critic.state_dict(), before)
+    assert module.optimizer_steps == 2 * steps
 
 
 def test_a_finished_run_can_be_extended(tmp_path):

@@ -168,8 +168,12 @@ def test_an_algorithm_that_trains_on_without_its_checkpoint_says_that_its_replay
     tmp_path, recwarn
 ):
     settings = {"data": {"replay": ReplayBuffer}, "model": {"algorithm": DQN, "compile": False}}
-    module, data, _ = train(tmp_path / "run", **settings)
+    module, data, trainer = train(tmp_path / "run", **settings)
     assert not [warning for warning in recwarn if "empty replay" in str(warning.message)]
+    trainer.save_checkpoint(tmp_path / "small.ckpt", weights_only=True)
+    assert not [warning for warning in recwarn if "small.ckpt" in str(warning.message)]
+    with refused(UserWarning, names=("after.ckpt", "replay", "last.ckpt", "weights_only=True")):
+        trainer.save_checkpoint(tmp_path / "after.ckpt")
     with refused(UserWarning, names=("empty replay", "ckpt_path")):
         fit_in(tmp_path / "on", module, data)
 
