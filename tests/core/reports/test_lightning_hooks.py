@@ -1,0 +1,46 @@
+"""Hooks of Lightning in users' classes: what would be lost in silence is refused where the class is defined."""
+
+from functools import cached_property, wraps
+
+import pytest
+
+from lightning_rl import PPO, SAC, RLDataModule
+from tests.messages import refused
+from tests.variants import variant
+
+
+def hook(self, *args):
+    self.seen = args
+
+
+WITHOUT_SUPER = [
+    (PPO, "on_train_batch_start", "super().on_train_batch_start(batch, batch_idx)"),
+    (SAC, "on_save_checkpoint", "super().on_save_checkpoint(checkpoint)"),
+    (PPO, "setup", "super().setup(stage)"),
+    (PPO, "on_validation_epoch_end", "super().on_validation_epoch_end()"),
+    (RLDataModule, "state_dict", "super().state_dict()"),
+]
+
+
+@pytest.mark.parametrize(("base", "name", "cure"), WITHOUT_SUPER)
+def test_one_that_does_not_call_that_of_its_base_class_is_refused(base, name, cure):
+    with refused(names=(f"Mine.{name}", cure)):
+        variant(base, "Mine", **{name: hook})
+    with refused(names=(f"Mixin.{name}", cure)):
+        type("Mine", (type("Mixin", (), {name: hook}), base), {})
+
+
+def test_one_that_calls_it_or_may_call_it_is_taken():
+    class Calls(PPO):
+        def on_train_start(self):
+            super().on_train_start()
+
+        def on_train_end(self):
+            [PPO.on_train_end(part) for part in (self,)]
+
+    method = Calls.on_train_start
+    variant(PPO, on_train_start=lambda self: method(self))
+    variant(PPO, on_train_start=wraps(method)(lambda self: None))
+    variant(PPO, on_train_start=cached_property(hook))
+    variant(Calls, training_step=hook, on_train_epoch_end=hook)
+    variant(PPO, validation_step=hook, on_validation_epoch_end=hook)
