@@ -22,10 +22,24 @@ REPLACED_WITH = {"on_validation_epoch_end": "validation_step", "on_test_epoch_en
 """Hooks that need no call of `super` in a class with another step: they summarize what it did."""
 
 
+UNUSED = {
+    "Algorithm": {
+        "configure_optimizers": "set optimizer, learning_rate and lr_schedule, and give each loss "
+        "its own in configure_objectives; other schedules come from schedule_from",
+        "lr_scheduler_step": "set lr_schedule, or override schedule_from",
+        "configure_gradient_clipping": "set max_grad_norm",
+        "optimizer_step": "override on_before_optimizer_step, or set optimizer",
+        "optimizer_zero_grad": "override on_before_backward",
+        "on_before_zero_grad": "override on_before_backward",
+    },
+}
+"""Hooks of Lightning by base class that would have no effect in a subclass, and their cures."""
+
+
 class ChecksHooks:
     """Base class of classes with hooks: a subclass may not define hooks that go wrong in silence.
 
-    Hooks of `RENAMED`, and of `NEEDS_SUPER` without a call of the base class.
+    Hooks of `RENAMED`, `UNUSED`, and of `NEEDS_SUPER` without a call of the base class.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -34,10 +48,20 @@ class ChecksHooks:
             refuse_earlier_names(cls, cls, base.__name__)
             # Also mixins, which come before the base class.
             for owner in cls.__mro__[:place]:
+                _refuse_unused(owner, UNUSED.get(base.__name__, {}))
                 for hook in NEEDS_SUPER.get(base.__name__, "").split():
                     step = REPLACED_WITH.get(hook)
                     if step is None or getattr(cls, step) is getattr(base, step):
                         _require_super(owner, base, hook)
+
+
+def _refuse_unused(owner: type, unused: dict[str, str]) -> None:
+    for hook, cure in unused.items():
+        require(
+            hook not in vars(owner),
+            f"{owner.__name__}.{hook} would have no effect, because a training step takes its "
+            f"optimizer steps itself: {cure}.",
+        )
 
 
 def _require_super(owner: type, base: type, hook: str) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.extensions import HOOKS, function_at
@@ -136,6 +137,11 @@ def _unfit(callback: Callback) -> str:
         return (
             " with train_time_interval, at which Lightning saves nothing here. Set "
             "trainer.checkpoint_every_n_iterations."
+        )
+    if is_overridden("on_before_zero_grad", callback, Callback):
+        return (
+            " with on_before_zero_grad, which would never be called, because the update clears its "
+            "gradients itself. Use on_before_backward."
         )
     return ""
 

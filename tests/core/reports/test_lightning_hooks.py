@@ -6,7 +6,7 @@ import pytest
 
 from lightning_rl import PPO, SAC, RLDataModule
 from tests.messages import refused
-from tests.variants import variant
+from tests.variants import after, variant
 
 
 def hook(self, *args):
@@ -28,6 +28,21 @@ def test_one_that_does_not_call_that_of_its_base_class_is_refused(base, name, cu
         variant(base, "Mine", **{name: hook})
     with refused(names=(f"Mixin.{name}", cure)):
         type("Mine", (type("Mixin", (), {name: hook}), base), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("configure_optimizers", "configure_objectives"),
+        ("configure_gradient_clipping", "max_grad_norm"),
+        ("optimizer_step", "on_before_optimizer_step"),
+        ("lr_scheduler_step", "schedule_from"),
+    ],
+)
+def test_one_that_would_step_the_optimizer_otherwise_is_refused(name, cure):
+    """Also if it calls that of its base class."""
+    with refused(names=(f"Mine.{name}", cure)):
+        after(PPO, "Mine", **{name: hook})
 
 
 def test_one_that_calls_it_or_may_call_it_is_taken():
