@@ -5,6 +5,8 @@ from functools import cached_property, wraps
 import pytest
 
 from lightning_rl import PPO, SAC, RLDataModule
+from tests.callbacks import callback
+from tests.helpers import train
 from tests.messages import refused
 from tests.variants import after, variant
 
@@ -59,3 +61,20 @@ def test_one_that_calls_it_or_may_call_it_is_taken():
     variant(PPO, on_train_start=cached_property(hook))
     variant(Calls, training_step=hook, on_train_epoch_end=hook)
     variant(PPO, validation_step=hook, on_validation_epoch_end=hook)
+
+
+def test_what_users_log_counts_each_iteration_and_batch_of_episodes_once(tmp_path):
+    def log(module, *args):
+        module.log("mine", float(args[-1]), on_epoch=True)
+
+    def log_all(module, *_):
+        module.log_dict({"val/mine": 1.0, "val/other": 2.0})
+
+    own = after(PPO, training_step=log, validation_step=log_all)
+    both = callback(
+        on_train_batch_end=lambda _, *args: log(*args),
+        on_validation_batch_end=lambda _, *args: log_all(*args),
+    )
+    _, _, trainer = train(tmp_path, model={"algorithm": own}, trainer={"callbacks": [both]})
+    logged = trainer.callback_metrics
+    assert [logged[name] for name in ("mine_epoch", "val/mine", "val/other")] == [1.0, 1.0, 2.0]
