@@ -68,6 +68,7 @@ def test_a_setting_of_no_sense_is_one_message(message, tmp_path, monkeypatch, ca
     [
         ("reload_dataloaders_every_n_epochs", "0"),
         ("min_epochs", "data.total_env_steps"),
+        ("overfit_batches", "data.total_env_steps"),
         ("min_steps", "data.total_env_steps"),
     ],
 )

@@ -105,7 +105,7 @@ class RLTrainer(Trainer, Configurable):
         enable_progress_bar: show progress, by a `ProgressBar` among the callbacks if there is one.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
         num_sanity_val_steps: evaluation batches before training.
-        log_every_n_steps: iterations between two logged rows of metrics.
+        log_every_n_steps: iterations between two logged rows of metrics; 0 logs evaluations alone.
         enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
 

@@ -42,6 +42,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "it disables checkpoints and logs: set trainer.logger and trainer.enable_checkpointing to "
         "false instead",
     ),
+    "overfit_batches": (
+        0,
+        "each batch is a new rollout, so that there are no fixed ones to overfit. Remove it; for a "
+        "short trial lower data.total_env_steps, or use rl-cli check",
+    ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
     "reload_dataloaders_every_n_epochs": (
         0,
