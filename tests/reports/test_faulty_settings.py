@@ -77,6 +77,14 @@ def test_what_would_break_a_run_in_its_middle_is_refused_at_its_start(name, cure
         RLTrainer(**{name: 7})
 
 
+def test_there_is_nothing_to_predict(capsys):
+    with refused(names=("trainer.predict", "trainer.validate", "lightning_rl.load_policy")):
+        RLTrainer(logger=False).predict()
+    with pytest.raises(SystemExit):
+        run(["predict", "--ckpt_path", "last"])
+    assert_names(capsys.readouterr().err, "rl-cli: error:", "'predict'", "validate")
+
+
 def test_null_stays_where_it_is_allowed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):

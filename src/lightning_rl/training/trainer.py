@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -401,6 +401,12 @@ class RLTrainer(Trainer, Configurable):
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ConfigurationError(
+            "trainer.predict has no dataset to predict on: evaluate by trainer.validate(model, "
+            "data), or act by lightning_rl.load_policy(checkpoint)."
+        )
 
     def play(
         self,
