@@ -5,9 +5,10 @@ from functools import cached_property, wraps
 import pytest
 
 from lightning_rl import PPO, SAC, RLDataModule
+from lightning_rl.cli.app import run
 from tests.callbacks import callback
 from tests.helpers import train
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import after, variant
 
 
@@ -78,3 +79,12 @@ def test_what_users_log_counts_each_iteration_and_batch_of_episodes_once(tmp_pat
     _, _, trainer = train(tmp_path, model={"algorithm": own}, trainer={"callbacks": [both]})
     logged = trainer.callback_metrics
     assert [logged[name] for name in ("mine_epoch", "val/mine", "val/other")] == [1.0, 1.0, 2.0]
+
+
+def test_the_command_line_says_why_a_class_is_refused(tmp_path, monkeypatch, capsys):
+    lines = ("from lightning_rl import PPO", "class Mine(PPO):", "    def setup(self, stage): ...")
+    (tmp_path / "hooks_of_mine.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit):
+        run(["fit", "--config", "ppo.yaml", "--model", "hooks_of_mine.Mine"])
+    assert_names(capsys.readouterr().err, "rl-cli: error:", "Mine.setup", "super().setup(stage)")
