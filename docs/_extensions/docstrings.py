@@ -20,10 +20,10 @@ from sphinx.util.nodes import make_refnode
 
 import lightning_rl
 from lightning_rl.system.construction import Configurable, NamedSettings
-from lightning_rl.system.renamed import RefusesEarlierNames
+from lightning_rl.system.hooks import ChecksHooks
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
-HIDDEN = (Configurable, NamedSettings, RefusesEarlierNames)
+HIDDEN = (Configurable, NamedSettings, ChecksHooks)
 ATTRIBUTES = ("attribute", "data", "property")
 KEPT: dict[str, list[str]] = {}
 BY_LAST_PART: dict[Any, dict[str, list[str]]] = {}

@@ -55,6 +55,12 @@ def test_a_resumed_table_has_each_row_once(tmp_path):
         assert found[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]
 
 
+def test_with_an_interval_of_0_evaluations_alone_are_logged(tmp_path):
+    train(tmp_path, trainer={"log_every_n_steps": 0})
+    assert [row["env_steps"] for row in table(tmp_path)] == [192, 384]
+    assert all(name.startswith("eval/") for name in curves_of(table(tmp_path)))
+
+
 def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
     rows = []
     logger = variant(

@@ -12,6 +12,7 @@ import pytest
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
+    LambdaCallback,
     LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
@@ -117,6 +118,7 @@ def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(vectorization, 
         (BackboneFinetuning(), "trainer.init_from"),
         (StochasticWeightAveraging(1e-2), "EMAWeightAveraging"),
         (OnExceptionCheckpoint("saved"), "ckpt_path"),
+        (LambdaCallback(on_before_zero_grad=lambda *_: None), "on_before_backward"),
         (ModelCheckpoint(save_on_exception=True), "trainer.checkpoint_every_n_iterations"),
         (
             ModelCheckpoint(train_time_interval=timedelta(seconds=1)),

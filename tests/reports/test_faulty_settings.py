@@ -68,12 +68,21 @@ def test_a_setting_of_no_sense_is_one_message(message, tmp_path, monkeypatch, ca
     [
         ("reload_dataloaders_every_n_epochs", "0"),
         ("min_epochs", "data.total_env_steps"),
+        ("overfit_batches", "data.total_env_steps"),
         ("min_steps", "data.total_env_steps"),
     ],
 )
 def test_what_would_break_a_run_in_its_middle_is_refused_at_its_start(name, cure):
     with refused(names=(f"trainer.{name}", "7", cure)):
         RLTrainer(**{name: 7})
+
+
+def test_there_is_nothing_to_predict(capsys):
+    with refused(names=("trainer.predict", "trainer.validate", "lightning_rl.load_policy")):
+        RLTrainer(logger=False).predict()
+    with pytest.raises(SystemExit):
+        run(["predict", "--ckpt_path", "last"])
+    assert_names(capsys.readouterr().err, "rl-cli: error:", "'predict'", "validate")
 
 
 def test_null_stays_where_it_is_allowed(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,16 @@ from functools import partial
 
 import pytest
 
-from lightning_rl import GRPO, PPO, SAC, TD3, BehaviorCloning, OnPolicyAlgorithm, ReplayBuffer
+from lightning_rl import (
+    GRPO,
+    PPO,
+    SAC,
+    TD3,
+    Algorithm,
+    BehaviorCloning,
+    OnPolicyAlgorithm,
+    ReplayBuffer,
+)
 from lightning_rl.cli.app import run
 from tests.helpers import fit_in, make_data, make_ppo
 from tests.messages import assert_names, refused
@@ -35,7 +44,7 @@ def test_a_rollout_that_lost_its_time_gets_a_message(tmp_path, algorithm):
 
     class Flattening(algorithm):
         def on_train_start(self):
-            pass  # a cloner would ask for demonstrations
+            Algorithm.on_train_start(self)  # a cloner's own would ask for demonstrations
 
         def training_step(self, rollout, batch_idx):
             if algorithm in (SAC, TD3):

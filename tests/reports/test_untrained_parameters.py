@@ -145,6 +145,10 @@ def module_of_the_policy(module):
     module.policy.auxiliary = nn.Linear(2, 2)
 
 
+def settings_saved(module):
+    module.save_hyperparameters({"policy": module.policy, "width": 8})
+
+
 def unfrozen_copy(module):
     module.reference = copy.deepcopy(module.policy)
 
@@ -154,6 +158,7 @@ def unfrozen_copy(module):
     [
         (PPO, "CartPole-v1", hidden_list, ("'heads'", "nn.ModuleList")),
         (PPO, "CartPole-v1", plain_tensor, ("'temperature'", "nn.Parameter")),
+        (PPO, "CartPole-v1", settings_saved, "save_hyperparameters(ignore=['policy'])"),
         (PPO, "CartPole-v1", unfrozen_copy, ("reference.actor.0.weight", "requires_grad_(False)")),
         (
             SAC,

@@ -360,6 +360,11 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     # --- Lightning's hooks of training ---
 
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value like Lightning; in means over an epoch each iteration counts once."""
+        # Lightning would look for the number of samples in a rollout, or in a list of seeds.
+        super().log(name, value, *args, **kwargs | {"batch_size": kwargs.get("batch_size") or 1})
+
     def configure_optimizers(self) -> list[Optimizer]:
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)

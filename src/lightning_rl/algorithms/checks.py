@@ -256,6 +256,14 @@ def check_all_parameters_move(
         for name, value in vars(module).items()
         if any(id(leaf) not in moved for leaf in _trainable_in(value))
     ]
+    hparams = vars(algorithm).get("_hparams_initial", {})
+    copied = [name for name, value in hparams.items() if any(True for _ in _trainable_in(value))]
+    require(
+        not copied,
+        f"self.save_hyperparameters() of {kind} would write whole modules into each checkpoint: "
+        f"call self.save_hyperparameters(ignore={copied}), or remove it, because checkpoints hold "
+        "the arguments of the constructor anyway.",
+    )
     require(
         not loose,
         f"{kind} holds tensors with gradients that are neither trained nor saved: {quoted(loose)}. "

@@ -61,7 +61,7 @@ from lightning_rl.system.jsonargparse_private import (
 )
 from lightning_rl.system.lazy import modules_of_names
 from lightning_rl.system.plain_yaml import QuotedText, load_yaml
-from lightning_rl.system.texts import is_settings_file
+from lightning_rl.system.texts import is_import_path, is_settings_file
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 
@@ -519,7 +519,10 @@ def _imported(name: str, family: type | None, path: str) -> Any:
             f"{head} cannot be found: module '{module}' has no '{attribute}'{offered}"
             f"{closest(attribute, names)}{allowed}."
         ) from error
-    except ValueError:  # not an import path: `a..b`
+    except ValueError:
+        if is_import_path(name):
+            raise  # by the module, such as a refusal of the class
+        # Not an import path: `a..b`.
         if family is None:
             raise UsageError(f"{head} is no import path, such as my_module.my_function.") from None
         raise _unknown_class(name, family, path) from None

@@ -64,7 +64,7 @@ def first_check(arguments: Sequence[str]) -> None:
     is_own = is_import_path(subcommand) and not is_settings_file(subcommand)
     is_own = is_own and not counterpart(subcommand, "commands")  # `train.py` of another library
     if subcommand not in (*CORE, *SUBCOMMANDS) and not is_own:
-        raise UsageError(_unknown_subcommand(subcommand))
+        raise UsageError(unknown_subcommand(subcommand))
     if asks_for_help(options):
         return
     table = current_table()
@@ -123,7 +123,8 @@ def end_with(error: BaseException, advice: str = "") -> NoReturn:
     sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
-def _unknown_subcommand(name: str) -> str:
+def unknown_subcommand(name: str) -> str:
+    """Return a message that lists the subcommands, with the likeliest one."""
     subcommands = (*CORE, *SUBCOMMANDS)
     cure = closest(name, subcommands) or counterpart(name, "commands")
     if name.startswith("-") or is_settings_file(name):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.config_files import find_config
+from lightning_rl.cli.first_check import unknown_subcommand
 from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.parsing import UsageError, normalize_options, read_config, value_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.extensions import SUBCOMMANDS, function_at
-from lightning_rl.system.texts import imported
+from lightning_rl.system.texts import imported, is_import_path
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 """Checks options of `fit`, without and with each list of further options; returns YAML."""
@@ -62,6 +63,8 @@ def run_subcommand(name: str, options: Sequence[str], command_line: CommandLine)
 
 
 def _own_function(path: str) -> Callable[[Sequence[str], CommandLine], None]:
+    if not is_import_path(path):
+        raise UsageError(unknown_subcommand(path))
     find_code_here()
     try:
         function = imported(path)

@@ -18,7 +18,7 @@ import torch
 
 from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.renamed import RefusesEarlierNames
+from lightning_rl.system.hooks import ChecksHooks
 
 LARGEST = 1_000
 """Most entries of a list or an array in a config."""
@@ -104,7 +104,7 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     return None if uses_kwargs else settings
 
 
-class NamedSettings(RefusesEarlierNames):
+class NamedSettings(ChecksHooks):
     """An object whose constructor names the nearest setting of an unknown one.
 
     List this base class last: Python takes the signature of a class from the first `__new__` or
@@ -117,7 +117,7 @@ class NamedSettings(RefusesEarlierNames):
         return super().__new__(cls)
 
 
-class Configurable(RefusesEarlierNames):
+class Configurable(ChecksHooks):
     """An object that remembers the arguments of its constructor, as plain values.
 
     `__new__` gets the arguments of the outermost class before any constructor can change them. Like

@@ -21,15 +21,6 @@ RENAMED = {
 """Hooks by base class: earlier name and present name."""
 
 
-class RefusesEarlierNames:
-    """Base class of classes with hooks: a subclass may not define a hook by its earlier name."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for base in cls.__mro__:
-            refuse_earlier_names(cls, cls, base.__name__)
-
-
 def refuse_earlier_names(owner: Any, cls: type, base: str) -> None:
     """Refuse attributes of a class, or of an instance `owner` of it, that a base class renamed.
 

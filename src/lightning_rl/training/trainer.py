@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -105,7 +105,7 @@ class RLTrainer(Trainer, Configurable):
         enable_progress_bar: show progress, by a `ProgressBar` among the callbacks if there is one.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
         num_sanity_val_steps: evaluation batches before training.
-        log_every_n_steps: iterations between two logged rows of metrics.
+        log_every_n_steps: iterations between two logged rows of metrics; 0 logs evaluations alone.
         enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
 
@@ -409,6 +409,12 @@ class RLTrainer(Trainer, Configurable):
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ConfigurationError(
+            "trainer.predict has no dataset to predict on: evaluate by trainer.validate(model, "
+            "data), or act by lightning_rl.load_policy(checkpoint)."
+        )
 
     def play(
         self,

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.extensions import HOOKS, function_at
@@ -40,6 +41,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         False,
         "it disables checkpoints and logs: set trainer.logger and trainer.enable_checkpointing to "
         "false instead",
+    ),
+    "overfit_batches": (
+        0,
+        "each batch is a new rollout, so that there are no fixed ones to overfit. Remove it; for a "
+        "short trial lower data.total_env_steps, or use rl-cli check",
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
     "reload_dataloaders_every_n_epochs": (
@@ -136,6 +142,11 @@ def _unfit(callback: Callback) -> str:
         return (
             " with train_time_interval, at which Lightning saves nothing here. Set "
             "trainer.checkpoint_every_n_iterations."
+        )
+    if is_overridden("on_before_zero_grad", callback, Callback):
+        return (
+            " with on_before_zero_grad, which would never be called, because the update clears its "
+            "gradients itself. Use on_before_backward."
         )
     return ""
 

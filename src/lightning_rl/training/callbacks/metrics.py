@@ -70,8 +70,9 @@ class MetricsWriter(Callback):
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
             trainer.callback_metrics["charts/episode_reward_avg_100"] = torch.tensor(reward)
+        interval = cast(Any, trainer).log_every_n_steps
         # A run that stops writes its last iteration, too.
-        if trainer.global_step % cast(Any, trainer).log_every_n_steps == 0 or trainer.should_stop:
+        if interval and (trainer.global_step % interval == 0 or trainer.should_stop):
             self._write(trainer, self.latest, algorithm.env_steps)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
