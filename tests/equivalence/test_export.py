@@ -19,7 +19,7 @@ from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.extensions.export.formats import export_policy
 from lightning_rl.extensions.export.graph import ActingGraph, is_in_graphs, ports_of
 from lightning_rl.extensions.export.metadata import metadata_of
-from lightning_rl.extensions.export.parity import port_array
+from lightning_rl.extensions.export.parity import drawn, port_array
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, error_of, last, train
 from tests.messages import assert_names, refused
@@ -338,6 +338,18 @@ def test_exported_weights_are_data(arm_run, tmp_path):
     path.write_bytes(b"nothing")
     with refused(names=path):
         rl.load_policy(path)
+
+
+def test_observations_of_the_comparison_lie_where_the_normaliser_has_seen_them():
+    """Bits and a mask before them have moments, too."""
+    seen = spaces.Dict({**MASKED.spaces, "bits": spaces.MultiBinary(3)})
+    policy = rl.ActorCritic(
+        seen, spaces.Discrete(4), normalize_observation=True, actor_keys=list(seen)
+    )
+    means = torch.linspace(-300.0, 300.0, 6)
+    policy.normalizer.mean[-6:] = means
+    joints = drawn(policy, 1000, np.random.default_rng(0))["joints"]
+    np.testing.assert_allclose(joints.mean(0), means, atol=0.5)
 
 
 def test_what_cannot_be_exported_is_refused(arm_run, capsys):

@@ -30,6 +30,7 @@ from lightning_rl.extensions.datasets.replays import read_replay, write_replay
 from lightning_rl.extensions.datasets.ring_fragments import fragments
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
+from lightning_rl.rollout.structured_actions import flat_actions
 from tests.core.numerics.test_replay import ACTION as OF_STREAMS
 from tests.core.numerics.test_replay import NESTED, VECTOR, Stream
 from tests.envs import UNIT, ScriptedEnv, draw
@@ -508,6 +509,29 @@ def test_numbers_of_minari_get_the_dtype_of_the_env(count, tmp_path):
         return
     expected = {"n": torch.full((2, 1), 7, dtype=torch.uint8), "x": torch.full((2, 2), 1 / 3)}
     assert_same(episodes[0].observation, expected)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+def test_bits_are_flat_floats_here_and_the_envs_own_in_the_files_of_others(shape, tmp_path):
+    """They were refused as those of another env, and written for Minari as a Box."""
+    pytest.importorskip("minari", reason="needs the extra data")
+    own, flat = MultiBinary(shape), flat_actions(MultiBinary(shape))
+    own.seed(1)
+    actions = np.stack([own.sample() for _ in range(3)])
+    expected = torch.from_numpy(actions.reshape(3, -1)).float()
+    for name, space in {"own": own, "flat": flat}.items():
+        writer = EpisodeWriter(tmp_path / name, UNIT, space, FPS)
+        for t, action in enumerate(actions.reshape(3, *space.shape)):
+            writer.add(np.zeros(1, np.float32), action, 0.0, t == 2, False)
+        writer.end_episode(np.zeros(1, np.float32))
+        episodes = read_episodes(tmp_path / name, action_space=flat)
+        assert_same(episodes[0].action, expected)
+        write_minari(tmp_path / f"minari-{name}", episodes, UNIT, flat)
+        again = read_episodes(tmp_path / f"minari-{name}", action_space=flat)
+        assert again.spaces()[1] == own
+        assert_same(again[0].action, expected)
+    with refused(names=("another env", own, "StructuredActions(MultiBinary(5))")):
+        read_episodes(tmp_path / "minari-own", action_space=flat_actions(MultiBinary(5)))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")

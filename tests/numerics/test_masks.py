@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 
 from lightning_rl import (
+    ActionChunk,
     ActionMask,
     ActorCritic,
     ActorOnly,
@@ -79,6 +80,14 @@ def test_log_probs_and_entropies_are_those_of_what_is_left():
 def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space, message):
     with refused(names=message):
         ActorCritic(observed(mask), action_space)
+
+
+def test_a_mask_holds_for_one_action_and_not_for_a_chunk():
+    env = ActionChunk(4, lambda num_envs: env_with_masks(), 3)
+    spaces = env.single_observation_space, env.single_action_space
+    with refused(names=("'action_mask'", "ActionChunk", "policy.ignore_keys: [action_mask]")):
+        ActorCritic(*spaces)
+    assert not ActorCritic(*spaces, ignore_keys=["action_mask"]).masks_actions
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

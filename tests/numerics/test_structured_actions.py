@@ -145,6 +145,11 @@ def test_an_intervention_stands_around_the_flat_form():
     assert rollout["intervened"][:, :4].all()
 
 
+def test_numbers_beside_choices_are_always_clipped_and_another_setting_is_refused():
+    with refused(names=("clip_action is false", "tests/StructuredActionEnv-v0", "TransformAction")):
+        takes_parts(clip_action=False)
+
+
 def test_sac_and_chunks_refuse_it_and_say_who_does_not():
     message = ("StructuredActions(Dict", "PPO")
     with refused(names=message):

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from lightning_rl import (
     GRPO,
@@ -22,9 +23,11 @@ from lightning_rl import (
     ReplayBuffer,
     SyncCollector,
 )
+from lightning_rl.envs.infos import report_intervention
 from lightning_rl.extensions.teleoperation import intervention
 from lightning_rl.extensions.teleoperation.intervention import Pace
 from lightning_rl.rollout.contract import next_observations
+from lightning_rl.rollout.structured_actions import flat_actions
 from tests.core.equivalence.test_resume import TWO_ENVS, assert_resumes
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.helpers import (
@@ -77,6 +80,7 @@ def held_on():
     return shows(info=lambda env: {"intervened": env.age == 1}, metadata=metadata)
 
 
+gymnasium.register("Scripted-v0", ScriptedEnv)
 gymnasium.register("Shows-v0", shows)
 gymnasium.register("ByItself-v0", by_itself, vector_entry_point=in_batches)
 gymnasium.register("HeldOn-v0", held_on)
@@ -137,6 +141,31 @@ def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs)
 
 
 OFTEN_HELPED = partial(helped, source=Person(0.5, 9))
+
+GRIPPER = Discrete(3, start=1)
+
+
+@pytest.mark.parametrize("space", [Tuple([ACTION, GRIPPER]), Dict(arm=ACTION, gripper=GRIPPER)])
+def test_parts_that_were_executed_as_they_were_chosen_are_no_intervention(space):
+    """All steps counted as interventions, so that PPO learnt nothing, or numpy raised."""
+    chosen, other = (
+        flat_actions(space).unflatten(np.array([0.5, -0.25, gripper])) for gripper in (1, 2)
+    )
+
+    def said(env):
+        return {"teleop_action": deepcopy(env.action) if env.age == 1 else other}
+
+    env = GymnasiumEnv(
+        *(1, "Scripted-v0", {"action_space": space, "info": said}),
+        executed_action_key="teleop_action",
+    )
+    env.reset(seed=1)
+    infos = [env.step(torch.tensor([[0.5, -0.25, 1.0]]))[-1] for _ in range(2)]
+    assert [info["intervened"].item() for info in infos] == [False, True]
+    assert infos[1]["executed_action"].tolist() == [[0.5, -0.25, 2.0]]
+    for executed in (chosen, other):  # as the recorder and chunks ask
+        report = report_intervention({"executed_action": deepcopy(executed)}, chosen, False)
+        assert report["intervened"] == (executed is other)
 
 
 def collected(env, steps=24, times=1):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_rl.envs.refusals import KINDS, refuse_kind, shortened, wrong_shape, wrong_value
 from lightning_rl.envs.step_results import check_vector, one_number
+from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.system.errors import EnvFaultError
 
 TREES = ("rewards", "metrics")
@@ -38,10 +39,17 @@ def report_intervention(info: dict[str, Any], policy_action: Any, replaced: bool
     counts; `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, policy_action)
-    # By identity first: the parts of a Tuple have no common array that could be compared.
-    same = executed is policy_action or np.array_equal(executed, policy_action)
-    inside = info.get(INTERVENED, not same)
+    inside = info[INTERVENED] if INTERVENED in info else not _equal(executed, policy_action)
     return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or replaced}
+
+
+def _equal(action: Any, other: Any) -> bool:
+    # Leaf by leaf: the parts of a Dict or Tuple have no common array that could be compared. The
+    # same array is equal even if it has NaN.
+    parts, others = leaves_by_path(action), leaves_by_path(other)
+    return parts.keys() == others.keys() and all(
+        part is others[path] or np.array_equal(part, others[path]) for path, part in parts.items()
+    )
 
 
 def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

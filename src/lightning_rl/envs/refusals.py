@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.system.errors import EnvFaultError
+from lightning_rl.rollout.structured_actions import StructuredActions
+from lightning_rl.system.errors import EnvFaultError, require
 
 KINDS = "biuf"
 """NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
@@ -125,3 +126,18 @@ def wrong_shape(name: str, field: str, shape: Any, announced: Any) -> str:
 
 def _article(field: str) -> str:
     return f"{'an' if field[0] in 'aeiou' else 'a'} {field}"
+
+
+def refuse_unclipped_parts(name: str, space: Any, clips: bool) -> None:
+    """Refuse `clip_action` false for actions of several parts, which `FlatAction` always clips.
+
+    Raises:
+        ConfigurationError: names the setting and the space.
+    """
+    parts = space.parts if isinstance(space, StructuredActions) else ()
+    require(
+        clips or all(part.counts for part in parts),
+        f"{name} has actions of several parts, {space}, whose numbers are always clipped to their "
+        "bounds, but clip_action is false: remove clip_action, or widen the bounds in a wrapper "
+        "(gymnasium.wrappers.TransformAction).",
+    )

@@ -12,6 +12,9 @@ from torch import Tensor
 from lightning_rl.rollout.contract import STEP_FIELDS, FieldSpec, FinalObservations, time_major
 from lightning_rl.system.errors import ConfigurationError
 
+WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Dtypes into whose tensors torch cannot write by index, and those that store their numbers."""
+
 
 def allocate_rollout(
     observation_space: gymnasium.Space[Any],
@@ -55,21 +58,21 @@ def _zeros(
 
 
 def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
-    """Return the shape and dtype that store one element of a space; floats as float32.
+    """Return the shape and dtype that store one element of a space: floats as float32, and `WIDER`.
 
     Raises:
         ConfigurationError: if the space is not one array (for Dict spaces, see `allocate_rollout`).
     """
     if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype  # torch's dtype for NumPy's
-        return tuple(space.shape or ()), torch.float32 if dtype.is_floating_point else dtype
+        dtype = torch.float32 if dtype.is_floating_point else WIDER.get(dtype, dtype)
+        return tuple(space.shape or ()), dtype
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return tuple(space.shape or ()), torch.int64
     raise ConfigurationError(
         f"Space {space} cannot be stored in a rollout: use Box, Discrete, MultiDiscrete or "
-        "MultiBinary, or a Dict of "
-        "them for observations (gymnasium.wrappers.FlattenObservation turns most others into a "
-        "Box)."
+        "MultiBinary, or a Dict of them for observations (gymnasium.wrappers.FlattenObservation "
+        "turns most others into a Box)."
     )
 
 

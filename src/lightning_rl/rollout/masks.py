@@ -19,7 +19,7 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
     """Return whether observations have an action mask, and check that it fits the actions.
 
     Raises:
-        ConfigurationError: if the mask's shape differs from the choices, or there are no choices.
+        ConfigurationError: if the mask does not fit the choices, or there are none, or chunks.
     """
     if not isinstance(observation_space, gymnasium.spaces.Dict):  # only a key can be a mask
         return False
@@ -31,6 +31,11 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
         raise ConfigurationError(
             f"The observation has '{MASK}', which marks the allowed choices, but the action space "
             f"{action_space} has no choices: it is continuous. {drop}"
+        )
+    if hasattr(action_space, "executed_actions"):  # of an ActionChunk
+        raise ConfigurationError(
+            f"The observation's '{MASK}' holds for one action, but ActionChunk chooses several at "
+            f"once: remove ActionChunk, or the mask (policy.ignore_keys: [{MASK}])."
         )
     binary = isinstance(space, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box) and (
         space.dtype is not None and space.dtype.kind in "biu"

@@ -40,6 +40,7 @@ def scalar_replay(capacity):
 
 VECTOR = Box(-1.0, 1.0, (3,))
 PICTURE = Box(0, 255, (4, 4, 3), np.uint8)
+UNSIGNED = Dict(depth=Box(0, 2**16 - 1, (2,), np.uint16), ticks=Box(0, 2**32 - 1, (), np.uint32))
 NESTED = Dict({"arm": Dict({"joints": VECTOR}), "camera": PICTURE})
 ACTION = Box(-1.0, 1.0, (2,))
 
@@ -205,7 +206,15 @@ CASES = {
     "padding": ({"num_envs": 3, "padding": True}, 24, [5] * 6),
     "pictures": ({"num_envs": 2, "space": PICTURE}, 10, [3] * 7),
     "a tree": ({"num_envs": 2, "space": NESTED}, 10, [3] * 7),
+    "unsigned integers": ({"num_envs": 2, "space": UNSIGNED}, 10, [3] * 7),
 }
+
+
+def test_unsigned_integers_are_stored_in_dtypes_that_hold_them_all():
+    rollout = allocate_rollout(UNSIGNED, ACTION, 1, 1)
+    for name, space in UNSIGNED.items():
+        row = rollout["observation"][name][0, 0]
+        assert row.copy_(torch.from_numpy(np.asarray(space.high))).tolist() == space.high.tolist()
 
 
 ON_DISK = "more ends than there is room for", "a tree"

@@ -32,7 +32,7 @@ from lightning_rl.envs.infos import (
     read_penalty,
 )
 from lightning_rl.envs.pictures import one_picture
-from lightning_rl.envs.refusals import refuse_missing_end
+from lightning_rl.envs.refusals import refuse_missing_end, refuse_unclipped_parts
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.steppers import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
@@ -71,8 +71,8 @@ class GymnasiumEnv(VectorEnv):
             envs.
 
     Raises:
-        ConfigurationError: for an unknown id, a missing package, or an env that resets finished
-            envs in the next step.
+        ConfigurationError: for an unknown id, a missing package, an env that resets finished envs
+            in the next step, or parts of actions with `clip_action` false.
     """
 
     device = torch.device("cpu")
@@ -131,9 +131,8 @@ class GymnasiumEnv(VectorEnv):
 
     def record_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().record_info(shapes)
-        self.wrap_single_envs(
-            partial(RecordedInfo, shapes=shapes)
-        )  # inside the process of each env
+        # Inside the process of each env.
+        self.wrap_single_envs(partial(RecordedInfo, shapes=shapes))
 
     def randomize_first_episodes(self, limit: int) -> None:
         if not self._replayable:
@@ -274,6 +273,7 @@ class GymnasiumEnv(VectorEnv):
     def _take_spaces(self) -> None:
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
+        refuse_unclipped_parts(f"Env '{self.id}'", self.single_action_space, self._clips)
         self._action_dtype = self.single_action_space.dtype
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):

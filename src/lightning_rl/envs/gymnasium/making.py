@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import ClipAction
@@ -265,9 +264,8 @@ class _NamedInterventions(gymnasium.Wrapper):
         reports = {o: info[t] for o, t in self._theirs.items() if t in info}
         if not reports:
             return *result, info
-        executed = reports.get(EXECUTED_ACTION, action)
-        intervened = bool(reports.get(INTERVENED, not np.array_equal(executed, action)))
-        return *result, report_intervention(info, executed, intervened)
+        report = report_intervention(reports, action, False)
+        return *result, report_intervention(info, report[EXECUTED_ACTION], report[INTERVENED])
 
 
 def _of_a_script(id: str) -> ConfigurationError:

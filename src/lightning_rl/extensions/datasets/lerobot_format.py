@@ -34,7 +34,7 @@ from lightning_rl.extend.errors import require
 from lightning_rl.extend.files import read_json as read_object
 from lightning_rl.extend.files import write_atomically
 from lightning_rl.extend.rollout import leaves_by_path
-from lightning_rl.extend.spaces import names_in, names_of
+from lightning_rl.extend.spaces import StructuredActions, names_in, names_of
 
 VERSION = "v3.0"
 
@@ -197,6 +197,12 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
             "array: use Box, Discrete, MultiDiscrete or MultiBinary."
         )
     return replace(leaf, key="action", picture=False)
+
+
+def file_form(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return the space of an action in the files of others: a flat MultiBinary is a MultiBinary."""
+    structure = space.structure if isinstance(space, StructuredActions) else None
+    return structure if isinstance(structure, gymnasium.spaces.MultiBinary) else space
 
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:

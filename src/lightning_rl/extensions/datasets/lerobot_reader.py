@@ -274,7 +274,13 @@ class LeRobotEpisodes(Episodes):
         recorded_leaf: Leaf | None = described.get("action")
         if space is None and recorded_leaf is not None:
             return replace(recorded_leaf, key=key)
-        return self._checked("action", key, None if space is None else lerobot.action_leaf(space))
+        if space is None:
+            return self._checked("action", key, None)
+        leaf = lerobot.action_leaf(space)
+        # `rl-cli record` writes a MultiBinary as rollouts store it: flat, in floats.
+        is_flat = str(self._features.get(key, {}).get("dtype")).startswith("float")
+        stored = lerobot.action_leaf(space if is_flat else lerobot.file_form(space))
+        return replace(self._checked("action", key, stored), shape=leaf.shape, dtype=leaf.dtype)
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
         columns = sorted(key for key in self._features if key not in lerobot.INDEX_COLUMNS)

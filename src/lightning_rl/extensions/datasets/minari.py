@@ -32,6 +32,7 @@ from lightning_rl.extensions.datasets.lerobot_format import (
     action_leaf,
     as_dtype,
     check_file,
+    file_form,
     import_extra,
     kind_of,
     leaves_of,
@@ -95,6 +96,7 @@ class MinariEpisodes(Episodes):
         self._dtypes: dict[str, str] = {}  # of the env, if it is known, by name of the array
         self._check_spaces(observation_space, action_space)
         self.first_action = first_choice(self._storage.action_space)
+        self._action_shape = (action_space or self._storage.action_space).shape or ()
         self.rule = EndRule({name: name for name in ("terminated", "truncated")}, ends, path)
         self._numbers = self._with_steps(lengths)
         self.lengths = [lengths[number] for number in self._numbers]
@@ -151,8 +153,9 @@ class MinariEpisodes(Episodes):
             )
             if env_space is None:
                 continue
+            forms = [env_space] if name == "observation" else [env_space, file_form(env_space)]
             require(
-                sorted(_arrays_of(env_space, name)) == sorted(stored)
+                sorted(stored) in [sorted(_arrays_of(form, name)) for form in forms]
                 and (name == "observation" or _same_choices(env_space, stored_space)),
                 f"The dataset at {self.path} belongs to another env: its {name} space is "
                 f"{stored_space}, but this env's is {env_space}. Record it with this env.",
@@ -246,7 +249,8 @@ class MinariEpisodes(Episodes):
                 "has. Correct it, or leave the episode out.",
             )
             leaves[leaf.path] = self._in_dtype(values, part, name)
-        return tree_of_leaves(leaves), self._in_dtype(action, "action", name)
+        action = self._in_dtype(action, "action", name).reshape(length, *self._action_shape)
+        return tree_of_leaves(leaves), action
 
     def _in_dtype(self, values: np.ndarray, part: str, name: str) -> np.ndarray:
         dtype = self._dtypes.get(part, values.dtype.name)
@@ -416,6 +420,7 @@ def write_minari(
             f"Minari cannot read an observation with the key {leaf.path}, which has a slash: "
             "rename it (gymnasium.wrappers.TransformObservation), or write a LeRobotDataset.",
         )
+    action_space = file_form(action_space)
     action_leaf(action_space)
     minari = import_extra("minari")
     storage = import_extra("minari.dataset.minari_storage").MinariStorage
@@ -434,12 +439,18 @@ def write_minari(
         )
         dataset.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
         for number, episode in enumerate(episodes):
-            _write_episode(dataset, number, episode, first_choice(action_space))
+            _write_episode(dataset, number, episode, action_space)
     move(unfinished, path)
 
 
-def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarray) -> None:
+def _write_episode(
+    storage: Any, number: int, episode: Episode, space: gymnasium.Space[Any]
+) -> None:
     episode.check_lengths()
+    actions = as_env_counts(episode.action.numpy(), first_choice(space))
+    if isinstance(space, gymnasium.spaces.MultiBinary):  # flat floats in rollouts
+        actions = as_dtype(actions, "int8", f"Episode {number}: its action")
+        actions = actions.reshape(len(episode), *space.shape)
     steps = {name: values.numpy() for name, values in episode.extra.items()}
     steps["is_intervention"] = episode.intervened.numpy()
     if episode.success is not None:
@@ -454,7 +465,7 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
     buffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer(
         id=number,
         observations=map_tree(lambda leaf: leaf.numpy(), episode.observation),
-        actions=as_env_counts(episode.action.numpy(), first),
+        actions=actions,
         rewards=episode.reward.numpy(),
         terminations=episode.terminated.numpy(),
         truncations=episode.truncated.numpy(),

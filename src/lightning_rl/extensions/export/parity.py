@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 
 from lightning_rl import Policy
 from lightning_rl.extend.checkpoints import TrainedPolicy
-from lightning_rl.extend.rollout import leaves_of_tree
+from lightning_rl.extend.rollout import leaves_by_path, leaves_of_tree
 from lightning_rl.extend.spaces import MASK, choices_of
 from lightning_rl.extensions.export.graph import (
     ACTION,
@@ -112,20 +112,21 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
     space.seed(int(generator.integers(2**31)))
     observation = space.sample()
     arrays = flat(observation, OBSERVATION)
-    normalizer, start = getattr(policy, "normalizer", None), 0
+    normalizer, keys = (getattr(policy, name, None) for name in ("normalizer", "actor_keys"))
+    start = 0
     # Use the normaliser's order: by key, level by level.
-    leaves = dict(leaves_of_tree(OBSERVATION, policy.acting_space))
-    for name in sorted(leaves, key=lambda name: name.split(".")):
-        leaf = leaves[name]
-        array = arrays[name]
-        if name == f"{OBSERVATION}.{MASK}" and policy.masks_actions:
+    for path, leaf in sorted(leaves_by_path(policy.acting_space).items()):
+        array = arrays[".".join((OBSERVATION, *path))]
+        # It has moments of all that the actor reads, also of bits and of a mask.
+        is_read = keys is None or path[0] in keys
+        place = slice(start, start := start + array[0].size * is_read)
+        if path == (MASK,) and policy.masks_actions:
             ends = np.cumsum(choices_of(policy.action_space))
             for part in np.split(array, ends[:-1], -1):  # each choice needs an allowed category
                 np.maximum(part, part.max(-1, keepdims=True) == 0, out=part, casting="unsafe")
         elif isinstance(leaf, gymnasium.spaces.Box):
             mean, std = np.zeros(()), np.ones(())
-            if normalizer is not None:
-                place = slice(start, start := start + array[0].size)
+            if normalizer is not None and is_read:
                 moments = normalizer.mean[place], normalizer.var[place].sqrt()
                 mean, std = (moment.cpu().numpy().reshape(leaf.shape) for moment in moments)
             elif array.dtype.kind != "f" or np.abs(array).max(initial=0) < 1e3:
