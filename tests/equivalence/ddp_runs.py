@@ -491,12 +491,20 @@ EVALUATED = {"limit_val_batches": 1.0}
 """Of runs whose evaluations or best checkpoints are asked for."""
 
 
-def run_on_two(directory, findings, name, *callbacks, into=None, trainer=None, **kwargs):
-    """Train on two ranks, without evaluations, and keep what this one found."""
+def run_on_two(
+    directory, findings, name, *callbacks, into=None, trainer=None, apart=False, **kwargs
+):
+    """Train on two ranks, without evaluations, and keep what this one found.
+
+    If `apart`, each has chosen a directory of its own, as those that Lightning starts do.
+    """
     rows = []
+    run_dir = (
+        directory / (into or name) / ("of rank 1" if apart and os.environ["RANK"] == "1" else "")
+    )
     setup = trainer_of(2, callbacks=[note(rows), *callbacks]) | (trainer or {})
     try:
-        module, _, runner = train(directory / (into or name), trainer=setup, **kwargs)
+        module, _, runner = train(run_dir, trainer=setup, **kwargs)
     except (FloatingPointError, ConfigurationError) as caught:
         findings[name] = {"rows": rows, "error": str(caught)}
         return
@@ -599,7 +607,7 @@ def main(directory):
         model={"algorithm": rl.BehaviorCloning, "teacher": teacher, "batch_size": 8},
         data=OFF_POLICY["data"] | {"total_env_steps": 256},
     )
-    run("off-policy", **HINDSIGHT)
+    run("off-policy", apart=True, **HINDSIGHT)
     run("off-policy, stopped", stops_rank_1(), **HINDSIGHT)
     checkpoint = last(directory / "off-policy, stopped")
     run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **HINDSIGHT)

@@ -1,5 +1,6 @@
 """Collected by remote collectors: without lag what one process does bit for bit, resumed too; with a lag nothing is lost."""
 
+import copy
 from functools import partial
 
 import gymnasium
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import lightning_rl as rl
-from lightning_rl.collectors.weights import changing_weights
+from lightning_rl.collectors.weights import acting_copy, changing_weights
 from lightning_rl.extensions.remote import ray
 from tests import goal_envs  # noqa: F401  # registers an env
 from tests.callbacks import at_iteration, callback, stop
@@ -140,6 +141,30 @@ def test_what_is_sent_is_what_acting_depends_on_and_training_changes(tmp_path):
     names = {name for sent in cluster.sent for name in sent}
     assert names == set(module.policy.acting_state())
     assert not any(name.startswith("critic") for name in names)
+
+
+class SlowQ(rl.QPolicy):
+    """Holds a slow copy of its network, frozen for the optimizer."""
+
+    def __init__(self, *spaces, **settings):
+        super().__init__(*spaces, **settings)
+        self.slow = copy.deepcopy(self.actor).requires_grad_(False)
+
+
+class MovesSlowQ(rl.DQN):
+    def target_networks(self):
+        return [*super().target_networks(), (self.policy.slow, self.policy.actor)]
+
+
+def test_a_slow_copy_that_an_algorithm_moves_is_sent_and_not_shared(tmp_path):
+    model = {"algorithm": MovesSlowQ, "compile": False}
+    data, policy = {"replay": rl.ReplayBuffer}, {"policy_class": SlowQ}
+    module, *_ = train(tmp_path, data=data, model=model, policy=policy)
+    slow = {f"slow.{name}" for name, _ in module.policy.slow.named_parameters()}
+    assert slow <= set(changing_weights(module.policy))
+    acts = acting_copy(module.policy, torch.device("cpu"))
+    learnt = dict(module.policy.named_parameters())
+    assert not [name for name, weight in acts.named_parameters() if weight is learnt[name]]
 
 
 def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():

@@ -494,15 +494,14 @@ class Algorithm(LightningModule, ABC, Configurable):
 
     def rank_state(self) -> RankState:
         """Return the state of this rank for the checkpoint."""
-        carry = None if self.reward_normalizer is None else self.reward_normalizer.carry
+        returns = {} if self.reward_normalizer is None else self.reward_normalizer.rank_state()
         streams = {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
-        return streams | {"carry": carry}
+        return streams | returns
 
     def load_rank_state(self, state: RankState | None) -> None:
         """Restore the state of this rank; None if the number of ranks has changed."""
         if self.reward_normalizer is not None:
-            carry = None if state is None else state["carry"]
-            self.reward_normalizer.carry = None if carry is None else torch.as_tensor(carry)
+            self.reward_normalizer.load_rank_state(state or {})
         if state is None:
             return
         shuffle, torch_stream = state["shuffle"], state["torch"]

@@ -306,6 +306,9 @@ class OffPolicyAlgorithm(Algorithm):
         super().setup(stage)
         if stage != "fit":
             return
+        moved = {id(parameter) for parameter in self._moved()}
+        names = self.policy.named_parameters()
+        self.policy.moved = frozenset(name for name, weight in names if id(weight) in moved)
         actions = self.data.num_envs * self.data.buffer_size  # a chunk takes several env steps
         steps_per_action = self.data.env_steps_per_iteration // actions
         minimum = self._steps_of_one_sequence * steps_per_action * ranks.world_size()

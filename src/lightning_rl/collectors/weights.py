@@ -101,7 +101,7 @@ def changing_weights(policy: Policy) -> dict[str, Tensor]:
     return {
         name: whole(tensor.detach())
         for name, tensor in policy.acting_state().items()
-        if tensor.requires_grad or name in buffers
+        if tensor.requires_grad or name in buffers or name in policy.moved
     }
 
 
@@ -124,6 +124,10 @@ def acting_copy(policy: Policy, device: torch.device) -> Policy:
             )
     same_device = device == policy.version.device
     # Share frozen parameters: a frozen vision model is most of a VLA's memory.
-    shared = {id(p): p for p in policy.parameters() if same_device and not p.requires_grad}
+    shared = {
+        id(weight): weight
+        for name, weight in policy.named_parameters()
+        if same_device and not weight.requires_grad and name not in policy.moved
+    }
     # Parameters still require gradients: torch multiplies by those that do in another way.
     return copy.deepcopy(policy, dict(shared)).to(device)

@@ -66,6 +66,7 @@ class Policy(nn.Module, ABC, Configurable):
         training_settings: attributes that only affect training, and may differ from a checkpoint.
         blocks: patterns of the names of the modules that `trainer.strategy: fsdp` shards, such as
             `backbone.layers.*`; the outermost matches count.
+        moved: names of frozen parameters that the algorithm moves, such as a slow copy that acts.
         sharding: the shards over processes, if a strategy has sharded it; else None.
     """
 
@@ -86,6 +87,7 @@ class Policy(nn.Module, ABC, Configurable):
     critic_modules: tuple[str, ...] = ("critic", "value_head")
     training_settings: tuple[str, ...] = ()
     blocks: Sequence[str] = ()
+    moved: frozenset[str] = frozenset()
     sharding: PolicySharding | None = None
 
     def __init__(

@@ -1,5 +1,6 @@
 """Running statistics of observations and rewards, in buffers that only the learner writes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -143,12 +144,21 @@ class RewardNormalizer(RunningMoments):
     def forward(self, reward: Tensor) -> Tensor:
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        # Not a buffer: N may differ in a resumed run, and `load_state_dict` compares shapes.
+    def rank_state(self) -> dict[str, Tensor | None]:
+        """Return the running returns, which each process has of its own envs."""
         return {"carry": self.carry}
 
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the running returns; those that the state lacks begin anew."""
+        carry = state.get("carry")
+        self.carry = None if carry is None else torch.as_tensor(carry)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        # Not a buffer: N may differ in a resumed run, and `load_state_dict` compares shapes.
+        return self.rank_state()
+
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.carry = None if state["carry"] is None else torch.as_tensor(state["carry"])
+        self.load_rank_state(state)
 
 
 def _running_returns(
@@ -264,15 +274,20 @@ class ReturnNormalizer(RewardNormalizer):
         between = share * (1.0 - share) * (self.mean - given_mean).square()
         return (1.0 - share) * self.var + share * given_var + between
 
+    def rank_state(self) -> dict[str, Tensor | None]:
+        return super().rank_state() | {"bootstrapped": self.bootstrapped}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        super().load_rank_state(state)
+        returns = state.get("bootstrapped")
+        self.bootstrapped = None if returns is None else torch.as_tensor(returns)
+
     def get_extra_state(self) -> dict[str, Any]:
-        state = {"given": self.demonstrations, "bootstrapped": self.bootstrapped}
-        return super().get_extra_state() | state
+        return super().get_extra_state() | {"given": self.demonstrations}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         self.demonstrations = state.get("given")
-        returns = state.get("bootstrapped")
-        self.bootstrapped = None if returns is None else torch.as_tensor(returns)
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:

@@ -233,6 +233,8 @@ class RLTrainer(Trainer, Configurable):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
+        # The first process chose the run directory; the files of all replays belong there.
+        filepath = self.strategy.broadcast(str(filepath))
         is_training = self.state.fn == "fit" and self.state.status == "running"  # so it is locked
         if is_training and self.run_dir in Path(filepath).parents:
             self._check_run_dir()

@@ -153,6 +153,8 @@ def test_values_that_bootstrap_through_time_limits_fit_between_the_atoms():
         free.observe_rollout(rollout, 0.9)
         resumed = ReturnNormalizer(limit=1.0)
         resumed.load_state_dict(bounded.state_dict())
+        resumed.load_rank_state({})
+        resumed.load_rank_state(bounded.rank_state())  # of each process
         bounded = resumed
     assert bounded.largest.item() == pytest.approx(10.0, rel=1e-4)
     torch.testing.assert_close(bounded.bootstrapped, torch.tensor([10.0, 10 * (1 - 0.9**8)]))
