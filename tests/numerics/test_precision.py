@@ -99,7 +99,9 @@ def test_a_vla_computes_its_backbone_in_bfloat16_and_its_heads_in_float32(head, 
 
 
 def test_a_scaled_loss_is_refused(monkeypatch):
-    """On a CPU Lightning takes bf16-mixed instead, so there is no such trainer here."""
+    """On a CPU Lightning takes bf16-mixed instead, but checkpoints would keep the other name."""
+    with refused(names=("trainer.precision", "16-mixed", "bf16-mixed")):
+        RLTrainer(**PLAIN, accelerator="cpu", precision="16-mixed")
     trainer = RLTrainer(**PLAIN, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(RLTrainer, "precision", "16-mixed")
     with refused(names=("trainer.precision", "16-mixed", "bf16-mixed")):

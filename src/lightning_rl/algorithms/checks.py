@@ -38,16 +38,19 @@ def check_policy(algorithm: Any, policy: Any) -> None:
 def check_trainer(trainer: Trainer) -> None:
     """Refuse a strategy or a precision that the update does not support."""
     check_strategy(trainer)
-    if trainer.precision not in PRECISIONS:
-        raise ConfigurationError(
-            f"trainer.precision {trainer.precision} is not supported: "
-            + (
-                "the update does not support a scaled loss."
-                if "mixed" in str(trainer.precision)
-                else "it would convert the rollouts too, including rewards and log-probs."
-            )
-            + f" Use {' or '.join(PRECISIONS)}."
-        )
+    check_precision(trainer.precision)
+
+
+def check_precision(precision: Any) -> None:
+    """Refuse a precision that the update does not support."""
+    scaled = str(precision) in ("16", "16-mixed")
+    reason = "the update does not support a scaled loss"
+    require(
+        str(precision) in (*PRECISIONS, "32", "bf16"),  # Lightning's old names
+        f"trainer.precision {precision} is not supported: "
+        f"{reason if scaled else 'it would convert the rollouts, with rewards and log-probs'}. "
+        f"Use {' or '.join(PRECISIONS)}.",
+    )
 
 
 def check_strategy(trainer: Trainer) -> None:

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_rl.algorithms.checks import PRECISIONS, check_precision
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.lightning_private import saves_by_time
@@ -83,6 +84,8 @@ def refuse_unfit(settings: dict[str, Any]) -> None:
             value == allowed,
             f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {reason}.",
         )
+    # Lightning replaces 16-mixed on a CPU, but checkpoints would keep it.
+    check_precision(settings.get("precision") or PRECISIONS[0])
     _check_devices(settings.get("accelerator", "auto"), settings.get("devices", "auto"))
     strategy = settings.get("strategy")
     require(

@@ -231,8 +231,8 @@ def flat_observation_size(space: gymnasium.Space[Any]) -> int:
         return math.prod(space.shape)
     raise ConfigurationError(
         f"Observation space {space} is not supported: use Box, MultiBinary, or a Dict of them. For "
-        "a Discrete or "
-        "Tuple space add `wrappers: [gymnasium.wrappers.FlattenObservation]` to the env."
+        "a Discrete or MultiDiscrete space set policy.encoder: OneHot; for a Tuple space add "
+        "`wrappers: [gymnasium.wrappers.FlattenObservation]` to the env."
     )
 
 
