@@ -243,10 +243,6 @@ class OffPolicyAlgorithm(Algorithm):
         super().finish_iteration(rollout)
         self._updates_before, self._last_drawn = updates, None
 
-    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return pairs of a target network and its source network."""
-        return []
-
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
         """Take a step on several objectives for a minibatch [B], in order; then move targets."""
         self._sequence_of(objectives, self.update_targets, self._moved)(minibatch)
