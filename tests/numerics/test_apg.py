@@ -212,6 +212,7 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
     run = {"env": PointMass, "model": {"algorithm": SHAC, "learning_rate": 1e-9, "tau": 1e-9}}
     run |= {"trainer": {"init_from": str(last(tmp_path / "ppo"))}}
     module, *_ = train(tmp_path / "shac", **run)
+    assert not module.target_critic.training, "or dropout would act in the targets alone"
     torch.testing.assert_close(
         [*module.target_critic.parameters()], [*first.policy.critic.parameters()], rtol=0, atol=1e-6
     )

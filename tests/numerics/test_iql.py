@@ -251,6 +251,7 @@ def test_it_learns_in_bfloat16_and_its_values_are_not_rounded(algorithm, mixed, 
 def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp_path):
     run = run_on(mixed[0], algorithm, iterations=4, n_epochs=1, gae_lambda=0.9)
     module = assert_resumes(tmp_path, 2, **run)
+    assert not module.target_critic.training, "or dropout would act in the targets alone"
     data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 4, "buffer_size": 8}
     online, *_ = train(
         tmp_path / "online", env=asks, data=data | {"total_env_steps": 128},

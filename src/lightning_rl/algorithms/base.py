@@ -413,6 +413,10 @@ class Algorithm(LightningModule, ABC, Configurable):
             )
         )
 
+    def target_networks(self) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+        """Return pairs of a target network and its source network."""
+        return []
+
     def checks(self, data: Any) -> Sequence[tuple[str, str, str, str]]:
         """Return findings of `rl-cli check` on this algorithm: (topic, level, text, cure) each."""
         return ()
@@ -478,6 +482,10 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.learner.check_trained()
         self.learner.set_learning_rates(self.env_steps, horizon)
         self.policy.put_in_eval_mode()
+        # A copy is made in training mode, in which dropout acts and a batch has statistics.
+        for target, source in self.target_networks():
+            if target.training != source.training:  # `train` visits every module
+                target.train(source.training)
         # An iteration may be many passes over a dataset: without its statistics, the first one
         # would train on inputs that the policy never reads again.
         self._run_state.observed = not self.data.acted_by_policy and lacks_statistics(self.policy)

@@ -25,7 +25,7 @@ LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
 HIDDEN = (
     *("evaluation", "generator", "metrics", "objectives", "statistics", "step_compilation"),
     *("update", "updates", "_evaluation", "_learner", "_run_state", "_sequence_of"),
-    "_trainer",
+    *("_last_drawn", "_trainer", "_updates_before"),
 )
 """Attributes of an algorithm that change constantly: a compiled loss must not read them."""
 

@@ -123,6 +123,10 @@ class OffPolicyAlgorithm(Algorithm):
         check_random_shift(policy, random_shift, self._pictures)
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
+        self._updates_before = 0  # in earlier iterations
+        # This iteration's updates and optimizer steps before the last minibatch; None before
+        # `minibatches` is called.
+        self._last_drawn: tuple[int, float] | None = None
 
     # --- helpers of training_step ---
 
@@ -132,6 +136,7 @@ class OffPolicyAlgorithm(Algorithm):
         Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps,
         `next_observation`, the fields of `noise_fields`, and for a memory also the sequences.
         """
+        self._last_drawn = self._last_drawn or (0, math.inf)
         count = self.updates_due(rollout)
         if count == 0:
             return
@@ -160,6 +165,7 @@ class OffPolicyAlgorithm(Algorithm):
                 batch.set(key, drawn_parts[i])
             for path, sides, shift in shifts:
                 batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
+            self._last_drawn = self.updates_done - self._updates_before, self._steps()
             yield batch
 
     def add_to_replay(self, rollout: TensorDict) -> None:
@@ -219,14 +225,23 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def updates_done(self) -> int:
-        """Number of updates of the run so far, including skipped ones."""
-        # Every update steps the main objective; the others may have a delay.
-        main = self.main_objective.statistics
-        return main.applied + main.skipped + len(main)
+        """Number of updates of the run so far, including skipped ones.
 
-    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return pairs of a target network and its source network."""
-        return []
+        An update is a minibatch on which any objective has taken a step.
+        """
+        # Not the steps of one objective: each may have a delay, or train on other samples too.
+        if self._last_drawn is None:  # an algorithm that draws its samples itself
+            return self._updates_before + len(self.main_objective.statistics)
+        earlier, steps = self._last_drawn
+        return self._updates_before + earlier + (self._steps() > steps)
+
+    def _steps(self) -> int:
+        return sum(len(objective.statistics) for objective in self.objectives.values())
+
+    def finish_iteration(self, rollout: TensorDict) -> None:
+        updates = self.updates_done
+        super().finish_iteration(rollout)
+        self._updates_before, self._last_drawn = updates, None
 
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
         """Take a step on several objectives for a minibatch [B], in order; then move targets."""
@@ -274,6 +289,7 @@ class OffPolicyAlgorithm(Algorithm):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint[STATE_KEY]["updates"] = {
+            "done": self._updates_before,
             "counted_from": self._counted_from,
             "per_env_step": self.updates_per_env_step,
             "learning_starts": self.learning_starts,
@@ -282,7 +298,12 @@ class OffPolicyAlgorithm(Algorithm):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint[STATE_KEY].get("updates")
-        if saved is None or self.updates_done == 0:
+        if saved is None:
+            return
+        main = self.main_objective.statistics  # its steps were the updates of older checkpoints
+        self._updates_before = saved.get("done", main.applied + main.skipped)
+        self._last_drawn = None
+        if self.updates_done == 0:
             return
         saved_rates = saved["per_env_step"], saved["learning_starts"]
         if saved_rates == (self.updates_per_env_step, self.learning_starts):
@@ -317,6 +338,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        self._last_drawn = None  # an earlier `fit` may have ended within an iteration
         check_replayed(self, self._steps_of_one_sequence)
 
 

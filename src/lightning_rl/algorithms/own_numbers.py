@@ -1,14 +1,20 @@
 """Save the numbers that a user's algorithm changes, such as an adaptive penalty."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from random import Random
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.learner import HIDDEN, LIGHTNINGS_OWN
-from lightning_rl.compiled.attributes import MISSING, frozen, same
+from lightning_rl.buffers import Replay
+from lightning_rl.compiled.attributes import MISSING, PLAIN, frozen, same
 from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
 from lightning_rl.system.output import tell
@@ -38,15 +44,16 @@ class OwnNumbers:
 
     def __init__(self, owner: LightningModule) -> None:
         self._owner = owner
-        self._first = {name: _snapshot(value) for name, value in self._attributes().items()}
+        self._first = self._snapshots()
         self._warned = False
 
     def state_dict(self) -> Numbers:
         """Return the changed numbers; warn once of changed attributes of other kinds."""
+        values = self._attributes()
         changed = {
-            name: value
-            for name, value in self._attributes().items()
-            if not same(self._first.get(name, MISSING), _snapshot(value))
+            name: values[name]
+            for name, state in self._snapshots().items()
+            if not same(self._first.get(name, MISSING), state)
         }
         unsaved = [name for name, value in changed.items() if not _is_number(value)]
         if unsaved and not self._warned:
@@ -54,7 +61,9 @@ class OwnNumbers:
             rank_zero_warn(
                 f"{type(self._owner).__name__} changes {', '.join(unsaved)}, but a checkpoint has "
                 "only numbers (int, float, bool) among the attributes: a resumed run starts again "
-                "with the first values. Make tensors of them, by self.register_buffer in __init__."
+                "with the first values, unless on_load_checkpoint restores them. Make tensors of "
+                "them, by self.register_buffer in __init__; save a replay or a generator in "
+                "on_save_checkpoint."
             )
         return {
             name: (self._first_number(name), _plain(value))
@@ -84,6 +93,13 @@ class OwnNumbers:
 
     def _attributes(self) -> dict[str, Any]:
         return {k: value for k, value in vars(self._owner).items() if k not in SAVED_APART}
+
+    def _snapshots(self) -> dict[str, Any]:
+        # Other names of what a checkpoint has.
+        owner: Any = self._owner
+        saved = (*owner.parameters(), *owner.buffers(), owner.generator, owner.data.replay)
+        state_of = partial(_state_of, saved={id(part) for part in saved})
+        return {name: _snapshot(value, state_of) for name, value in self._attributes().items()}
 
     def _first_number(self, name: str) -> Any:
         """Return the first value of an attribute, or of the class; None if it is no number."""
@@ -132,9 +148,27 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-def _snapshot(value: Any) -> Any:
+def _snapshot(value: Any, state_of: Callable[[Any], Any]) -> Any:
     """Return what differs from a later snapshot if the value, or what it holds, has changed."""
-    if isinstance(value, Tensor):
-        return value, version_of(value)
     ours = type(value).__module__.partition(".")[0] in (PACKAGE, "builtins", "torch", "tensordict")
-    return frozen(value) if ours or not hasattr(value, "__dict__") else frozen(vars(value))
+    opaque = ours or isinstance(value, Tensor | Replay | Random) or not hasattr(value, "__dict__")
+    return frozen(value if opaque else vars(value), state_of)
+
+
+def _state_of(value: Any, saved: Collection[int]) -> Any:
+    """Return what a change in place changes, of a value that is no container."""
+    if isinstance(value, PLAIN) or id(value) in saved:
+        return value
+    if isinstance(value, Tensor):
+        return value, None if value.is_inference() else version_of(value)
+    if type(value) is TensorDict:  # one of another type makes its leaves when it is read
+        return {key: _state_of(leaf, saved) for key, leaf in value.items()}
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, Random):
+        return value.getstate()
+    if isinstance(value, Replay):  # a full one has no other length
+        return len(value), getattr(getattr(value, "ring", None), "end", None)
+    return value

@@ -54,7 +54,7 @@ TYPES: dict[str, Any] = {
     STATE_KEY: {
         **{"env_steps": 0, "ranks": [], "guards": {}},
         "computing": {"compiled": False, "steps": {"compiled": False}},
-        "updates": {"per_env_step": 0.0, "learning_starts": 0},
+        "updates": {"done": 0, "per_env_step": 0.0, "learning_starts": 0},
     },
     "RLDataModule": {"collectors": [], "replays": []},
 }

@@ -6,7 +6,7 @@ iteration.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -277,18 +277,18 @@ def _is_of_a_library(cls: Any) -> bool:
     return name.partition(".")[0] in LIBRARIES or name.startswith(STEPPING)
 
 
-def frozen(value: Any) -> Any:
-    """Copy a container with its contents; return any other value unchanged."""
+def frozen(value: Any, state_of: Callable[[Any], Any] = lambda part: part) -> Any:
+    """Copy a container with its contents; return `state_of` any other value."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: frozen(child) for key, child in value.items()}
+        return {key: frozen(child, state_of) for key, child in value.items()}
     if isinstance(value, list | deque):
-        return [frozen(child) for child in value]
+        return [frozen(child, state_of) for child in value]
     if isinstance(value, tuple):  # a named tuple has another constructor
-        children = [frozen(child) for child in value]
+        children = [frozen(child, state_of) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
-    return set(value) if isinstance(value, set) else value
+    return set(value) if isinstance(value, set) else state_of(value)
 
 
 def same(a: Any, b: Any) -> bool:

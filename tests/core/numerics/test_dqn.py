@@ -147,6 +147,25 @@ def test_exploration_and_target_follow_env_steps_and_updates(tmp_path):
     assert module.metrics["train/exploration"] == pytest.approx(0.2)
 
 
+def test_dropout_acts_in_no_target(tmp_path):
+    """As in the network itself: both are in evaluation mode, also after an evaluation."""
+    alike = []
+
+    def drop(policy, *args, **kwargs):
+        policy.actor = torch.nn.Sequential(policy.actor, torch.nn.Dropout(0.5))
+
+    def look(module, result, minibatch):
+        for network in (module.policy.actor, module.target_q):
+            values = [network(minibatch["observation"]) for _ in range(2)]
+            alike.append(torch.equal(*values))
+
+    policy = {"policy_class": after(QPolicy, __init__=lambda *args, **kw: drop(args[0]))}
+    model = {"algorithm": after(DQN, q_loss=look), "updates_per_env_step": 0.05, "compile": False}
+    train(tmp_path, data={"replay": ReplayBuffer}, policy=policy, model=model)
+    assert len(alike) >= 30
+    assert all(alike)
+
+
 def test_what_does_not_fit_is_refused():
     policy = QPolicy(OBSERVATION_SPACE, FOUR, (8,))
     boltzmann = QPolicy(OBSERVATION_SPACE, FOUR, (8,), exploration="boltzmann")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import SAC, TD3, DeterministicActorCritic, SquashedActorCritic
+from lightning_rl import SAC, TD3, DeterministicActorCritic, ReplayBuffer, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import CompileDecision
+from tests.helpers import last, load, train
 from tests.messages import refused
 from tests.q_references import SACReference, TD3Reference, flat
 from tests.variants import variant
@@ -169,6 +170,43 @@ def test_an_actor_moves_no_critic_and_leaves_no_gradient_there():
     for old, parameter in zip(before, module.policy.critic.parameters(), strict=True):
         assert torch.equal(old, parameter)
         assert parameter.grad is None
+
+
+class ModelFirst(TD3):
+    """Lists its losses from the last to the first, after that of a model that trains on other samples too."""
+
+    def __init__(self, policy, **settings):
+        super().__init__(policy, **settings)
+        self.model = torch.nn.Linear(3, 1)
+
+    def configure_objectives(self):
+        model = self.objective(self.model_loss, self.model, name="model")
+        return [model, *super().configure_objectives()[::-1]]
+
+    def model_loss(self, batch):
+        return (self.model(batch["observation"]).squeeze(-1) - batch["reward"]).square().mean(), {}
+
+    def minibatches(self, rollout):
+        for batch in self.replay.batches(4, 16):
+            self.updates["model"](batch)
+        yield from super().minibatches(rollout)
+
+
+def test_the_order_of_the_objectives_does_not_change_the_number_of_updates(tmp_path):
+    model = {"algorithm": ModelFirst, "updates_per_env_step": 0.25, "compile": False}
+    run = {"env": "Pendulum-v1", "model": model}
+    for steps in (128, 192):
+        data = {"replay": ReplayBuffer, "total_env_steps": steps}
+        ckpt = last(tmp_path / "128") if steps == 192 else None
+        module, *_ = train(tmp_path / f"{steps}", data=data, ckpt_path=ckpt, **run)
+        due = (steps - 32) // 4
+        assert module.updates_done == due
+        counts = {name: loss.statistics.applied for name, loss in module.objectives.items()}
+        assert counts == {"model": steps // 16, "actor": due // 2, "critic": due}
+    saved = load(last(tmp_path / "192"))
+    del saved["lightning_rl"]["updates"]["done"]
+    module.on_load_checkpoint(saved)
+    assert module.updates_done == 12, "an older checkpoint counts the steps of the first objective"
 
 
 def test_discrete_and_unbounded_actions_are_refused():

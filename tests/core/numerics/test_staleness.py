@@ -284,7 +284,7 @@ class Updates(OffPolicyAlgorithm):
     def training_step(self, rollout, batch_idx):
         for _ in self.minibatches(rollout):
             self.each()
-            self.objectives[""].statistics.applied += 1
+            self.objectives[""].statistics.add(["loss"], torch.zeros(1))
             self.policy.set_weights(self.updates_done)
         self.delay()
         self.finish_iteration(rollout)

@@ -1,11 +1,13 @@
 """Numbers that an algorithm of a user changes are saved and restored; what else it changes is named."""
 
+import random
 import warnings
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, ActorCritic, AsyncCollector, Policy, ReplayBuffer
 from tests.helpers import last, load, train
@@ -135,6 +137,39 @@ def test_changed_attributes_of_other_kinds_are_named_once_with_the_cure(tmp_path
     texts = [str(one.message) for one in caught if "register_buffer" in str(one.message)]
     assert len(texts) == 1
     assert "untouched" not in texts[0]
+
+
+class InPlace(SAC):
+    """Writes into what it holds; `actors_own` and `run_replay` are saved with the run."""
+
+    def __init__(self, policy, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.second = ReplayBuffer(policy.observation_space, policy.action_space, 2, capacity=50)
+        self.noise, self.shuffle = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        self.dice, self.means = random.Random(0), {"mean": [torch.zeros(1)]}
+        self.memory = TensorDict({"deep": {"x": torch.zeros(1)}}, [])
+        self.untouched = [torch.zeros(1), torch.Generator(), TensorDict({"x": torch.zeros(1)}, [])]
+        self.actors_own = list(policy.parameters())
+
+    def on_train_start(self):
+        self.run_replay = self.replay
+        super().on_train_start()
+
+    def training_step(self, rollout, batch_idx):
+        self.second.extend(rollout)
+        torch.rand(1, generator=self.noise), self.shuffle.random(), self.dice.random()
+        self.means["mean"][0].add_(1), self.memory["deep", "x"].add_(1)
+        super().training_step(rollout, batch_idx)
+
+
+def test_what_changes_in_place_is_named_at_any_depth(tmp_path):
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 64, "num_eval_episodes": 1}
+    model = {"algorithm": InPlace, "compile": False, "random_env_steps": 0, "batch_size": 4}
+    with refused(UserWarning, names=("second", "on_save_checkpoint")) as caught:
+        train(tmp_path, env="Pendulum-v1", data=data | {"replay": ReplayBuffer}, model=model)
+    (text,) = [str(one.message) for one in caught if "InPlace changes" in str(one.message)]
+    named = text.partition("changes ")[2].partition(", but")[0].split(", ")
+    assert named == ["second", "noise", "shuffle", "dice", "means", "memory"]
 
 
 def test_algorithms_of_the_package_save_no_numbers(tmp_path):

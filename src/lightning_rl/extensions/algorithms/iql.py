@@ -231,6 +231,9 @@ class DatasetActorCritic(Algorithm):
         action = self.policy.unit(minibatch["action"])
         return self.policy.q_values(minibatch, action, self.target_critic).amin(0)
 
+    def target_networks(self) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+        return [(self.target_critic, self.policy.critic)]
+
     @torch.no_grad()
     def update_target(self) -> None:
         """Move the target critics towards the critics by `tau`."""

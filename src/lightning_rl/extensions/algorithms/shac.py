@@ -142,6 +142,9 @@ class SHAC(APG):
         value = self.policy.get_value(minibatch)["value"]
         return mse_loss(value, minibatch["return"]), {"value": value.mean()}
 
+    def target_networks(self) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+        return [(self.target_critic, self.policy.critic)]
+
     @torch.no_grad()
     def update_target(self) -> None:
         """Move the target critic towards the critic by `tau`."""
