@@ -331,13 +331,13 @@ def test_an_iteration_of_sac_goes_through_few_files(tmp_path):
     model = {"algorithm": SAC, "updates_per_env_step": 0.1}
     entered = trace_iteration(tmp_path, env="Pendulum-v1", data=data, model=model)
     assert ("algorithms/sac.py", "alpha_loss") in entered
-    assert_short(entered, 29, 7_832)
+    assert_short(entered, 29, 7_833)
 
 
 def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
     """One PPO iteration on CartPole: a reader has to open few files, in few jumps."""
     entered = trace_iteration(tmp_path, model={"n_epochs": 4, "batch_size": 16})
-    assert_short(entered, 25, 6_743)
+    assert_short(entered, 25, 6_744)
 
     losses = [i for i, call in enumerate(entered) if call == ("algorithms/ppo.py", "loss")]
     minibatch = [file for file, _ in entered[losses[4] : losses[5]]]
