@@ -176,6 +176,7 @@ figures)
   for family in classic mujoco off_policy robots motions; do
     python scripts/figure.py $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
   done
+  python scripts/figure.py $curves/humanoid.json --output docs/figures/humanoid.svg --metric $RETURN --minutes
   for family in tasks gradients demonstrations vla; do
     python scripts/figure.py $curves/$family.json --output docs/figures/$family.svg --metric $SUCCESS
   done
