@@ -23,8 +23,9 @@ EXPLAINED = [
 ]
 SHORT = partial(rl.PushCube, max_episode_steps=8)
 FEW = {"buffer_size": 10, "total_env_steps": 160}
+REPLAYED = FEW | {"replay": partial(rl.ReplayBuffer, capacity=1000)}
 GROUPS = {"algorithm": rl.GRPO, "group_size": 2}
-OBJECTIVE = "(?:actor|critic|alpha|gripper)"
+OBJECTIVE = "(?:actor|critic|alpha|gripper|q|value)"
 
 
 class TwoLosses(rl.Algorithm):
@@ -78,10 +79,16 @@ RUNS = {
     "cloning": clone,
     "cloning by a flow": partial(clone, head="flow"),
     "SAC": partial(
+        train, env=SHORT, data=REPLAYED, model={"algorithm": rl.SAC, "random_env_steps": 80}
+    ),
+    "DQN": partial(train, data=REPLAYED, model={"algorithm": rl.DQN}),
+    "FQL": partial(train, env=SHORT, data=REPLAYED, model={"algorithm": rl.FQL}),
+    "IQL": partial(
         train,
         env=SHORT,
-        data=FEW | {"replay": partial(rl.ReplayBuffer, capacity=1000)},
-        model={"algorithm": rl.SAC, "random_env_steps": 80},
+        data=FEW | {"collector": partial(rl.DatasetCollector, episodes=8), "num_envs": 8},
+        policy={"policy_class": rl.SquashedActorCritic},
+        model={"algorithm": rl.IQL, "n_epochs": 1, "batch_size": 16},
     ),
     "an arm with a gripper": partial(
         train,

@@ -63,6 +63,7 @@ TYPED = {
     PPO + "--cpu": ["cpu", "--trainer.accelerator cpu"],
     PPO + "--trainer.callbacks+=DatasetStatistics --trainer.callbacks.pth x": ["pth", "DatasetStatistics", "trainer.callbacks.path"],
     PPO + "--model.utd_ratio 2": ["utd_ratio", "--model.updates_per_env_step", "of SAC and others, not of PPO"],
+    PPO + "--model.folds 2": ["folds", "PPO", "close matches: model.folds of ValueFit"],
     SAC + "--model.num_learning_epochs 5": ["num_learning_epochs", "--model.n_epochs", "not of SAC"],
 }  # fmt: skip
 

@@ -208,8 +208,10 @@ def _same_name(leaf: str, places: Places) -> str:
     name = leaf.rpartition(".")[2]
     holders: dict[str, list[str]] = {}
     for path, cls, settings in places:
-        if name in settings and path != "trainer" and f"{path}.{name}" != leaf:
+        if name in settings and path != "trainer":
             holders.setdefault(f"{path}.{name}", []).append(cls)
+    if leaf in holders:  # of another class, which is meant rather than another place
+        return ""
     options = [f"--{_of(path, classes)}" for path, classes in holders.items()]
     # A name at many places, such as `path`, says little.
     return f"; here it is {', or '.join(options)}" if 0 < len(options) < 3 else ""

@@ -118,7 +118,7 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
     for path, leaf in sorted(leaves_by_path(policy.acting_space).items()):
         array = arrays[".".join((OBSERVATION, *path))]
         # It has moments of all that the actor reads, also of bits and of a mask.
-        is_read = keys is None or path[0] in keys
+        is_read = keys is None or not path or path[0] in keys
         place = slice(start, start := start + array[0].size * is_read)
         if path == (MASK,) and policy.masks_actions:
             ends = np.cumsum(choices_of(policy.action_space))
