@@ -316,6 +316,14 @@ def test_what_cannot_be_recorded_is_one_message(options, message, capsys, monkey
     assert f"rl-cli: error: {message}\n" in f"{error_of(capsys, *RECORD, *options)}\n"
 
 
+def test_a_function_is_refused_as_an_env_before_it_is_called(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    function = '{"class_path": "os.system", "init_args": {"command": "touch called"}}'
+    task = ("record", "--path", "data", "--episodes", "1", "--data.env", function)
+    assert_names(error_of(capsys, *task), "os.system")
+    assert not Path("called").exists()
+
+
 def test_the_policy_of_another_env_is_refused(trained, capsys):
     error = error_of(capsys, *RECORD, "--ckpt_path", last(trained), *SHOWS)
     assert_names(error, "observation space", "Box")

@@ -24,9 +24,8 @@ CART_POLE = ("--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1")
         (*FIT, *CART_POLE, "--data.collector", "{}"),
         (*FIT, *CART_POLE, "--model.optimizer", "{}"),
         (*FIT, *CART_POLE, "--model.policy.encoder", "{}"),
-        ("record", "--path", "data", "--episodes", "1", "--data.env", "{}"),
     ],
-    ids=["env", "eval_env", "collector", "optimizer", "encoder", "record"],
+    ids=["env", "eval_env", "collector", "optimizer", "encoder"],
 )
 def test_a_function_is_refused_before_it_is_called(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
