@@ -381,7 +381,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
-            # Made again: settings and frozen parameters may have changed since an earlier `fit`.
+            # Settings and frozen parameters may have changed since the last `fit`.
             self._earlier_counts = {
                 name: objective.statistics.state_dict()
                 for name, objective in self.__dict__.pop("objectives", {}).items()

@@ -149,7 +149,7 @@ class RewardNormalizer(RunningMoments):
         return {"carry": self.carry}
 
     def load_rank_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the running returns; those that the state lacks begin anew."""
+        """Restore the running returns; without saved ones they begin at 0."""
         carry = state.get("carry")
         self.carry = None if carry is None else torch.as_tensor(carry)
 

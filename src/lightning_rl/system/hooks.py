@@ -13,13 +13,13 @@ NEEDS_SUPER = {
     "on_test_epoch_end",
     "RLDataModule": "setup state_dict load_state_dict teardown on_exception",
 }
-"""Hooks of Lightning by base class in which a subclass must call that of the base class.
+"""Hooks of Lightning, by base class: an override must call the base class.
 
 Most hooks of Lightning are empty, so that users omit the call.
 """
 
 REPLACED_WITH = {"on_validation_epoch_end": "validation_step", "on_test_epoch_end": "test_step"}
-"""Hooks that need no call of `super` in a class with another step: they summarize what it did."""
+"""Hooks that summarize a step: a class that replaces the step may omit `super` in them."""
 
 
 UNUSED = {
@@ -68,7 +68,7 @@ def _require_super(owner: type, base: type, hook: str) -> None:
     arguments = ", ".join([*signature(getattr(base, hook)).parameters][1:])
     require(
         _may_call(vars(owner).get(hook), hook),
-        f"{owner.__name__}.{hook} replaces that of {base.__name__}, which has work to do: call "
+        f"{owner.__name__}.{hook} replaces {base.__name__}.{hook}, which has work to do: call "
         f"super().{hook}({arguments}) in it.",
     )
 
