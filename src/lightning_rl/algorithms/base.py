@@ -22,6 +22,7 @@ from lightning_rl.algorithms.checks import (
     check_trainer,
     check_whole_minibatches,
     checked_optimizer,
+    warn_of_layers_without_effect,
     warn_of_unreached,
 )
 from lightning_rl.algorithms.evaluation import Evaluation, play
@@ -381,6 +382,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
+            warn_of_layers_without_effect(self.policy)
             # Settings and frozen parameters may have changed since the last `fit`.
             self._earlier_counts = {
                 name: objective.statistics.state_dict()

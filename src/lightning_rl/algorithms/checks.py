@@ -25,6 +25,9 @@ from lightning_rl.system.sharded import ShardingStrategy
 PRECISIONS = ("32-true", "bf16-mixed")
 """The tested settings of `trainer.precision`."""
 
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 def check_policy(algorithm: Any, policy: Any) -> None:
     """Refuse what is no policy, such as the text that a parameter without a type gets."""
@@ -333,6 +336,24 @@ def check_statistics_of_ranks(policy: Policy) -> None:
         "update_normalization gets the observations of one process. Combine its statistics by "
         "lightning_rl.extend.ranks, such as sum_over_ranks.",
     )
+
+
+def warn_of_layers_without_effect(policy: Policy) -> None:
+    """Warn of dropout, and of batch statistics that nothing has set: eval mode leaves them out."""
+    layers = [
+        name
+        for name, layer in policy.named_modules()
+        if (isinstance(layer, DROPOUT) and layer.p > 0)
+        # Without running statistics a layer uses those of the batch, also in eval mode.
+        or ((isinstance(layer, BATCH_NORM) and layer.track_running_stats)
+        and int(layer.num_batches_tracked) == 0)
+    ]
+    if layers:
+        rank_zero_warn(
+            f"{quoted(layers)} of {type(policy).__name__} have no effect: a policy is in eval mode "
+            "in the update, too, so that it computes what acted. Leave them out, or normalize with "
+            "nn.LayerNorm."
+        )
 
 
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:

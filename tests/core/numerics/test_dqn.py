@@ -161,7 +161,8 @@ def test_dropout_acts_in_no_target(tmp_path):
 
     policy = {"policy_class": after(QPolicy, __init__=lambda *args, **kw: drop(args[0]))}
     model = {"algorithm": after(DQN, q_loss=look), "updates_per_env_step": 0.05, "compile": False}
-    train(tmp_path, data={"replay": ReplayBuffer}, policy=policy, model=model)
+    with pytest.warns(UserWarning, match=r"'actor\.1' of \w+ have no effect: .*eval mode"):
+        train(tmp_path, data={"replay": ReplayBuffer}, policy=policy, model=model)
     assert len(alike) >= 30
     assert all(alike)
 
