@@ -345,8 +345,10 @@ def warn_of_layers_without_effect(policy: Policy) -> None:
         for name, layer in policy.named_modules()
         if (isinstance(layer, DROPOUT) and layer.p > 0)
         # Without running statistics a layer uses those of the batch, also in eval mode.
-        or ((isinstance(layer, BATCH_NORM) and layer.track_running_stats)
-        and int(layer.num_batches_tracked) == 0)
+        or (
+            (isinstance(layer, BATCH_NORM) and layer.track_running_stats)
+            and int(layer.num_batches_tracked) == 0
+        )
     ]
     if layers:
         rank_zero_warn(
