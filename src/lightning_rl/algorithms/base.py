@@ -18,11 +18,10 @@ from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_policy,
     check_replay_is_used,
+    check_run,
     check_statistics_of_ranks,
-    check_trainer,
     check_whole_minibatches,
     checked_optimizer,
-    warn_of_layers_without_effect,
     warn_of_unreached,
 )
 from lightning_rl.algorithms.evaluation import Evaluation, play
@@ -381,8 +380,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self._run_state.resumed = {}
         self.policy.set_precision(str(self.trainer.precision))
         if stage == "fit":
-            check_trainer(self.trainer)
-            warn_of_layers_without_effect(self.policy)
+            check_run(self.trainer, self.policy)
             # Settings and frozen parameters may have changed since the last `fit`.
             self._earlier_counts = {
                 name: objective.statistics.state_dict()

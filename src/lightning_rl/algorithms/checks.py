@@ -38,10 +38,11 @@ def check_policy(algorithm: Any, policy: Any) -> None:
     )
 
 
-def check_trainer(trainer: Trainer) -> None:
-    """Refuse a strategy or a precision that the update does not support."""
+def check_run(trainer: Trainer, policy: Policy) -> None:
+    """Refuse what the update does not support, and warn of layers that it leaves out."""
     check_strategy(trainer)
     check_precision(trainer.precision)
+    warn_of_layers_without_effect(policy)
 
 
 def check_precision(precision: Any) -> None:
@@ -344,11 +345,9 @@ def warn_of_layers_without_effect(policy: Policy) -> None:
         name
         for name, layer in policy.named_modules()
         if (isinstance(layer, DROPOUT) and layer.p > 0)
-        # Without running statistics a layer uses those of the batch, also in eval mode.
-        or (
-            (isinstance(layer, BATCH_NORM) and layer.track_running_stats)
-            and int(layer.num_batches_tracked) == 0
-        )
+        # None: the layer has no running statistics, and uses those of the batch in eval mode, too.
+        or (isinstance(layer, BATCH_NORM) and layer.num_batches_tracked is not None)
+        and int(layer.num_batches_tracked) == 0
     ]
     if layers:
         rank_zero_warn(
