@@ -346,8 +346,10 @@ def warn_of_layers_without_effect(policy: Policy) -> None:
         for name, layer in policy.named_modules()
         if (isinstance(layer, DROPOUT) and layer.p > 0)
         # None: the layer has no running statistics, and uses those of the batch in eval mode, too.
-        or ((isinstance(layer, BATCH_NORM) and layer.num_batches_tracked is not None)
-        and int(layer.num_batches_tracked) == 0)
+        or (
+            (isinstance(layer, BATCH_NORM) and layer.num_batches_tracked is not None)
+            and int(layer.num_batches_tracked) == 0
+        )
     ]
     if layers:
         rank_zero_warn(
