@@ -19,7 +19,7 @@ from lightning_rl import (
     RLTrainer,
     VLAPolicy,
 )
-from lightning_rl.algorithms.checks import check_precision
+from lightning_rl.algorithms.checks import check_run
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk
@@ -105,7 +105,7 @@ def test_a_scaled_loss_is_refused(monkeypatch):
     trainer = RLTrainer(**PLAIN, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(RLTrainer, "precision", "16-mixed")
     with refused(names=("trainer.precision", "16-mixed", "bf16-mixed")):
-        check_precision(trainer.precision)
+        check_run(trainer, torch.nn.Identity())
 
 
 SHORT = partial(PointMass, max_episode_steps=5)

@@ -27,6 +27,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that act otherwise in eval mode, in which a policy trains."""
 
 
 def check_policy(algorithm: Any, policy: Any) -> None:
@@ -341,22 +342,21 @@ def check_statistics_of_ranks(policy: Policy) -> None:
 
 def warn_of_layers_without_effect(policy: Policy) -> None:
     """Warn of dropout, and of batch statistics that nothing has set: eval mode leaves them out."""
-    layers = [
-        name
-        for name, layer in policy.named_modules()
-        if (isinstance(layer, DROPOUT) and layer.p > 0)
-        # None: the layer has no running statistics, and uses those of the batch in eval mode, too.
-        or (
-            (isinstance(layer, BATCH_NORM) and layer.num_batches_tracked is not None)
-            and int(layer.num_batches_tracked) == 0
-        )
-    ]
+    layers = [name for name, layer in policy.named_modules() if _has_no_effect(layer)]
     if layers:
         rank_zero_warn(
             f"{quoted(layers)} of {type(policy).__name__} have no effect: a policy is in eval mode "
             "in the update, too, so that it computes what acted. Leave them out, or normalize with "
             "nn.LayerNorm."
         )
+
+
+def _has_no_effect(layer: nn.Module) -> bool:
+    """Return whether eval mode leaves a layer out."""
+    if isinstance(layer, BATCH_NORM):
+        count = layer.num_batches_tracked  # None: a layer that always reads the batch's statistics
+        return count is not None and int(count) == 0
+    return isinstance(layer, DROPOUT) and layer.p > 0
 
 
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
