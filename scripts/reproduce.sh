@@ -90,7 +90,7 @@ offline)
   record() { python scripts/record_demonstrations.py demonstrations/push_cube_mixed --task PushCube --episodes "$@"; }
   record 200
   record 800 --run outputs/half
-  for config in iql awac; do run ${config}_push_cube.yaml 200 "11 12 13"; done
+  for config in iql awac; do run ${config}_push_cube.yaml 200 "11 12 13 14 15 16 17 18 19 20"; done
   run fql_push_cube.yaml 200 "11 12 13" --data.eval_deterministic false
   run iql_push_cube.yaml 200 "11 12 13" --model BehaviorCloning --model.n_epochs 1 --model.batch_size 256 --model.policy.class_path ActorOnly
   # RECAP: a value, labels, and a clone that is asked for good steps.
@@ -111,7 +111,7 @@ offline)
   run sac_push_cube.yaml 200 "11 12 13" "${sac[@]}" --warm_start iql_push_cube.yaml --model.random_env_steps 0 --model.learning_starts 5_000
   ;;
 fetch)
-  row demonstrations $SUCCESS sac_fetch_reach.yaml 200 "1 2 3" --env FetchReach-v4
+  row demonstrations $SUCCESS sac_fetch_reach.yaml 200 "1 2 3 4 5 6 7 8 9 10" --env FetchReach-v4
   row demonstrations $SUCCESS sac_fetch_push.yaml 200 "1 2 4" --env FetchPush-v4 # the settings were chosen on 3
   ;;
 pick_cube)
@@ -134,14 +134,14 @@ aloha)
     --model.learning_rate 3.0e-4 --model.critic_learning_rate 1.0e-3 --model.gamma 0.99 --model.init_alpha 0.001 --model.learning_starts 5_000
   ;;
 vla)
-  row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
+  row vla $SUCCESS vla_ppo.yaml 400 "11 12 13 14 15 16 17 18 19 20" --warm_start vla_bc.yaml --env PushBlocks
   run vla_grpo.yaml 400 "11 12 13" --warm_start vla_bc.yaml
   row vla $SUCCESS vla_flow_ppo.yaml 200 "1 2 3" --warm_start vla_flow_bc.yaml --env PushBlocks
   python scripts/probe_vla.py outputs/reproduce/vla_ppo_*_sweep_*/trial_000_seed1[123]_2* --episodes 400
   python scripts/two_doors.py --seeds 1 2 3
   ;;
 recap)
-  python scripts/recap.py doors outputs/doors
+  python scripts/recap.py doors outputs/doors --seeds 1 2 3 4 5 6 7 8 9 10
   python scripts/recap.py blocks outputs/blocks --seeds 1 2 3
   ;;
 real_time)
