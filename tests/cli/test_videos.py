@@ -93,7 +93,7 @@ def test_a_policy_with_a_memory_is_filmed_as_it_plays(tmp_path):
 
 def test_the_film_of_the_best_is_kept_also_where_it_was_not_due(tmp_path):
     rare = VideoSettings(every_n_evaluations=100, max_share=None)
-    module, _, trainer = filmed(tmp_path, rare, data={"iterations_per_epoch": 1}, seed=6)
+    module, _, trainer = filmed(tmp_path, rare, data={"iterations_per_epoch": 1}, seed=1)
     best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
     steps = best["lightning_rl"]["env_steps"]
     assert steps > 64, "not the first evaluation, which is the one that was due"
@@ -223,7 +223,7 @@ def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
     film = evaluated.parent.absolute() / "videos" / "play_64.mp4"
     out = capfd.readouterr().out
     seeds, returns, _ = zip(*EPISODE.findall(out), strict=True)
-    assert seeds == ("10001", "10002")
+    assert seeds == ("11000", "11001")
     average = sum(map(float, returns)) / 2
     assert out.endswith(f"\nAverage return: {average:.2f}\nFilm: {film.relative_to(Path.cwd())}\n")
     assert decode(film)[0].shape[0] > 4

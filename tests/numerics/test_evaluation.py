@@ -117,9 +117,9 @@ def test_no_seed_of_a_test_has_chosen_the_best_whatever_the_number_of_episodes()
     seeds = set()
     for episodes in (10, 5, 100):
         data = make_data(seed=1, num_eval_episodes=episodes)
-        assert data.val_dataloader().batches == [list(range(10_001, 10_001 + episodes))]
+        assert data.val_dataloader().batches == [list(range(11_000, 11_000 + episodes))]
         seeds.update(*data.test_dataloader().batches)
-    assert seeds == set(range(110_001, 110_101))
+    assert seeds == set(range(111_000, 111_100))
 
 
 def test_the_evaluation_has_an_env_of_its_own_settings():

@@ -141,7 +141,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
         num_eval_envs: parallel evaluation envs per process, without effect on the result. Default:
             one per episode.
         eval_seed: seed of the first evaluation episode; `test` begins 100,000 seeds later. Default:
-            the run's seed + 10,000.
+            10,000 + 1,000 times the run's seed, so that runs of other seeds play other episodes.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
             call per episode and step.
@@ -213,7 +213,7 @@ class RLDataModule(LightningDataModule, NamedSettings):
         self.num_eval_episodes, self.eval_deterministic = num_eval_episodes, eval_deterministic
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = torch.initial_seed() % 2**31 if seed is None else seed
-        self.eval_seed = self.seed + 10_000 if eval_seed is None else eval_seed
+        self.eval_seed = (10_000 + 1_000 * self.seed) % 2**31 if eval_seed is None else eval_seed
         self._max_eval_episode_steps = max_eval_episode_steps
         self.offline, self._random_first_episodes = offline, random_first_episode_length
         self._spaces = function_at(HOOKS["offline_env"])(collector) if offline else None
