@@ -65,12 +65,9 @@ def evaluated(
 ) -> tuple[dict, Path]:
     """Evaluate the last policy of a trial; return its results and its run directory."""
     written = json.loads((run_dir / "run.json").read_text())
-    # Runs of consecutive seeds evaluate nearly the same episodes, so that their mean has an error
-    # that the interval over seeds does not show.
-    own = {"num_eval_episodes": args.episodes, "eval_seed": 1_000_000 + 1_000 * written["seed"]}
-    settings = [word for name, value in own.items() for word in (f"--data.{name}", str(value))]
-    rl_cli("validate", "--ckpt_path", str(run_dir), *settings)
-    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    episodes = ("--data.num_eval_episodes", str(args.episodes))
+    rl_cli("test", "--ckpt_path", str(run_dir), *episodes)
+    evaluation = json.loads((run_dir / "test.json").read_text())
     seconds = [part["seconds"] for part in (written, *written["earlier"])]
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]

@@ -1,14 +1,111 @@
-"""Scripts of maintainers run: the checks for machines with a GPU, small on the CPU, and a runner of the comparison of speeds."""
+"""Scripts of maintainers run: the checks for machines with a GPU, small on the CPU, and a runner of the comparison of speeds.
+Every row of the results starts."""
 
+import argparse
 import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lightning_rl.cli.app import run
 from tests.commands import rl_cli as run_script
 from tests.helpers import script
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+REPRODUCE = (SCRIPTS / "reproduce.sh").read_text()
+NOTED = """#!/bin/bash
+{ printf '%s\\x1f' "${0##*/}" "$@"; printf '\\x1e'; } >> "$NOTED"
+"""
+"""A program that notes how it was called."""
+
+
+def commands_of(family, tmp_path):
+    """Run a family of rows with programs that only note their calls; return the words of each."""
+    programs, tree = tmp_path / "bin", tmp_path / "tree"
+    programs.mkdir()
+    for name in ("python", "rl-cli", "pytest"):
+        (programs / name).write_text(NOTED)
+        (programs / name).chmod(0o755)
+    for seed in (1, 2, 3):
+        (tree / f"outputs/reproduce/ppo_quadruped_0_sweep_0/trial_0_seed{seed}_2").mkdir(
+            parents=True
+        )
+    shutil.copytree(SCRIPTS, tree / "scripts", ignore=shutil.ignore_patterns("results"))
+    shutil.copytree(SCRIPTS.parent / "docs" / "examples", tree / "docs" / "examples")
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "NOTED": str(tmp_path / "noted")}
+    program = ["bash", str(tree / "scripts" / "reproduce.sh"), family]
+    subprocess.run(program, check=True, env=os.environ | env)
+    calls = (tmp_path / "noted").read_text().split("\x1e")[:-1]
+    return tree, [call.split("\x1f")[:-1] for call in calls]
+
+
+OF_OTHERS = ("dm_control", "gym_hil", "stable_baselines3")
+"""Packages of some rows that the tests' environment lacks."""
+
+
+class ParsedError(Exception):
+    """The arguments have been read, and the rest need not be done."""
+
+
+def assert_taken(words, monkeypatch):
+    """A script takes its arguments; scripts/reproduce.py ends, with a training that is only parsed."""
+    monkeypatch.setattr(sys, "argv", words)
+    if words[0] == "scripts/reproduce.py":
+        rows = script("reproduce", monkeypatch)
+
+        def parse(config, seeds, overrides, args):
+            if seeds[0] == args.seeds[0]:  # the others with a warm start have the same settings
+                assert_parsed(["fit", "--config", config, *overrides])
+            return [(dict.fromkeys(rows.MEASURED, 1.0), Path("run"))] * len(seeds)
+
+        monkeypatch.setattr(rows, "train", parse)
+        monkeypatch.setattr(rows, "keep", lambda *_: None)
+        rows.main()
+        return
+    known = argparse.ArgumentParser.parse_known_args
+
+    def parse_all(self, *args, **kwargs):
+        _, unknown = known(self, *args, **kwargs)
+        raise ParsedError(unknown)
+
+    def parse_some(self, *args, **kwargs):
+        known(self, *args, **kwargs)
+        raise ParsedError([])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_all)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_some)
+        patch.syspath_prepend(SCRIPTS)
+        with pytest.raises((ParsedError, ModuleNotFoundError)) as stop:
+            runpy.run_path(words[0], run_name="__main__")
+    assert stop.value.args == ([],) or stop.value.name in OF_OTHERS
+
+
+def assert_parsed(words):
+    with pytest.raises(SystemExit) as stop:
+        run([*words, "--print_config"])
+    assert stop.value.code in (0, None)
+
+
+@pytest.mark.parametrize("family", re.findall(r"^(\w+)\)", REPRODUCE, re.MULTILINE))
+def test_every_row_of_the_results_starts(family, tmp_path, monkeypatch, capsys):
+    tree, commands = commands_of(family, tmp_path)
+    assert commands
+    monkeypatch.chdir(tree)
+    monkeypatch.syspath_prepend("docs/examples")
+    for program, *words in commands:
+        if program == "python":
+            assert_taken(words, monkeypatch)
+        elif words[0] == "fit":
+            assert_parsed(words)
+        elif program == "pytest":
+            assert all((SCRIPTS.parent / word).is_file() for word in words if word.endswith(".py"))
 
 
 def test_our_runner_trains_in_envs_of_the_framework(monkeypatch):
