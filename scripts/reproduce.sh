@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Reproduce the tables of docs/results/, one row by one command. Needs pip install -e '.[sweep]', some families also
-# '.[mujoco,box2d]', or the environment of constraints-robots.txt (fetch, pick_cube, aloha).
+# '.[mujoco,box2d]', or the environment of constraints-robots.txt (fetch, adroit, pick_cube, aloha).
 #
-#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|aloha|vla|recap|robots|memory|offline|real_time
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|adroit|pick_cube|aloha|vla|recap|robots|memory|offline|real_time
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -113,6 +113,10 @@ offline)
 fetch)
   row demonstrations $SUCCESS sac_fetch_reach.yaml 200 "1 2 3 4 5 6 7 8 9 10" --env FetchReach-v4
   row demonstrations $SUCCESS sac_fetch_push.yaml 200 "1 2 4" --env FetchPush-v4 # the settings were chosen on 3
+  ;;
+adroit)
+  export PYTHONPATH=docs/examples
+  row demonstrations $SUCCESS docs/examples/adroit_door.yaml 100 "11 12 13" --name adroit_door.yaml --env AdroitHandDoor-v1
   ;;
 pick_cube)
   python scripts/hil_pick_cube.py record demonstrations/pick_cube
