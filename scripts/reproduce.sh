@@ -116,7 +116,7 @@ fetch)
   ;;
 adroit)
   export PYTHONPATH=docs/examples
-  row demonstrations $SUCCESS docs/examples/adroit_door.yaml 100 "11 12 13" --name adroit_door.yaml --env AdroitHandDoor-v1
+  row demonstrations $SUCCESS docs/examples/adroit_door.yaml 100 "21 22 23" --name adroit_door.yaml --env AdroitHandDoor-v1
   ;;
 pick_cube)
   python scripts/hil_pick_cube.py record demonstrations/pick_cube
