@@ -1,4 +1,4 @@
-"""The part of AdroitHandDoor's reward that has the wrong sign in gymnasium-robotics 1.2.1 to 1.4.2."""
+"""The distance that AdroitHandDoor rewards with a wrong sign (gymnasium-robotics 1.2.1 to 1.4.2)."""
 
 from torch import Tensor
 
@@ -7,4 +7,5 @@ from lightning_rl.extensions.managers import EnvView
 
 def palm_to_handle(env: EnvView) -> Tensor:
     """Return the distance between the palm and the handle in m, [M]."""
-    return env.state["observation"][:, 35:38].norm(dim=1)
+    offset: Tensor = env.state["observation"][:, 35:38]
+    return offset.norm(dim=1)
