@@ -2,7 +2,7 @@
 # Reproduce the tables of docs/results/, one row by one command. Needs pip install -e '.[sweep]', some families also
 # '.[mujoco,box2d]', or the environment of constraints-robots.txt (fetch, adroit, pick_cube, aloha).
 #
-#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|adroit|pick_cube|aloha|vla|recap|robots|memory|offline|real_time
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|adroit|pick_cube|aloha|vla|recap|robots|memory|offline|real_time|dog
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -165,6 +165,9 @@ robots)
   run ppo_reach.yaml 128 "11 12 13"
   run ppo_quadruped.yaml 100 "11 12 13 14 15"
   run ppo_quadruped_symmetric.yaml 100 "11 12 13 14 15"
+  ;;
+dog) # pip install -e '.[envpool,mujoco]'
+  run docs/examples/dog_run.yaml 50 "1 2 3"
   ;;
 memory)
   run ppo_lstm_cart_pole.yaml 20 "11 12 13 14 15"
