@@ -1,6 +1,9 @@
 """Build small training runs, and compare them."""
 
+import argparse
 import io
+import runpy
+import sys
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields
 from functools import partial
@@ -331,6 +334,38 @@ def script(name, monkeypatch):
     for place in (folder, (folder / name).parent):
         monkeypatch.syspath_prepend(str(place))
     return import_module(Path(name).name)
+
+
+class ParsedError(Exception):
+    """The arguments have been read, and the rest need not be done."""
+
+
+def parse_of_script(path, *arguments):
+    """Run a script until it has read its arguments; return those that it does not know."""
+    known = argparse.ArgumentParser.parse_known_args
+
+    def parse_all(self, *args, **kwargs):
+        raise ParsedError(known(self, *args, **kwargs)[1])
+
+    def parse_some(self, *args, **kwargs):
+        known(self, *args, **kwargs)
+        raise ParsedError([])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_all)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_some)
+        patch.setattr(sys, "argv", [str(path), *arguments])
+        patch.syspath_prepend(Path(path).parent)
+        with pytest.raises(ParsedError) as stop:
+            runpy.run_path(str(path), run_name="__main__")
+    return stop.value.args[0]
+
+
+def only_parsed(arguments):
+    """Run `rl-cli` with an option that ends it once its arguments are read."""
+    with pytest.raises(SystemExit) as stop:
+        run(arguments)
+    assert stop.value.code in (0, None)
 
 
 def tensors_of(module):

@@ -1,6 +1,5 @@
 """What README and docs/ say is true: commands and code run, settings exist, links lead somewhere, the site builds."""
 
-import argparse
 import ast
 import inspect
 import json
@@ -28,7 +27,15 @@ from lightning_rl.extensions.vla.real_time import RealTime
 from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, free_port
 from tests.golden.make_lerobot import fill
-from tests.helpers import assert_same_run, last, newest, uncompiled_traces
+from tests.helpers import (
+    ParsedError,
+    assert_same_run,
+    last,
+    newest,
+    only_parsed,
+    parse_of_script,
+    uncompiled_traces,
+)
 from tests.markdown import blocks
 from tests.messages import assert_names
 from tests.remote import Threads
@@ -252,12 +259,6 @@ def run_without(method, arguments):
         run(arguments)
 
 
-def only_parsed(arguments):
-    with pytest.raises(SystemExit) as stop:
-        run(arguments)
-    assert stop.value.code in (0, None)
-
-
 def as_script(script, *arguments):
     """Run a script in this process, which has imported torch."""
     path = ROOT / script
@@ -267,12 +268,8 @@ def as_script(script, *arguments):
         runpy.run_path(str(path), run_name="__main__")
 
 
-class ParsedError(Exception):
-    """What was typed has been read, and need not be done."""
-
-
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("python ", "scripts/"))])
-def test_what_is_not_run_could_be(command, monkeypatch):
+def test_what_is_not_run_could_be(command):
     """A script takes the arguments that a page gives it."""
     words = shlex.split(command)
     words = words[1:] if words[0] == "python" else words
@@ -282,22 +279,7 @@ def test_what_is_not_run_could_be(command, monkeypatch):
         subprocess.run(["bash", "-n", str(script)], check=True)
         assert all(f"== {word} " in script.read_text() for word in words[1:])
         return
-
-    known = argparse.ArgumentParser.parse_known_args
-
-    def parse_all(self, *args, **kwargs):
-        _, unknown = known(self, *args, **kwargs)
-        assert not unknown
-        raise ParsedError
-
-    def parse_some(self, *args, **kwargs):
-        known(self, *args, **kwargs)
-        raise ParsedError
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_all)
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_some)
-    with pytest.raises(ParsedError):
-        as_script(*words)
+    assert not parse_of_script(script, *words[1:])
 
 
 def is_run_on_its_page(block):
