@@ -25,6 +25,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.cli.checking import FAMILIES, subclasses
+from lightning_rl.system import jsonargparse_private
 from lightning_rl.system.construction import Configurable, UnknownSettingError, config_of
 from lightning_rl.system.jsonargparse_private import parameters_of
 from tests.algorithms import Margin, Starred
@@ -97,6 +98,16 @@ def test_data_envs_collectors_and_replays_name_the_nearest_one_too(make, unknown
 def test_keywords_that_a_class_uses_itself_are_not_refused():
     assert Notes(*SPACES, author="me").notes == {"author": "me"}
     assert type("Heir", (Notes,), {})(*SPACES, author="me").notes == {"author": "me"}
+
+
+def test_the_signature_of_a_class_that_uses_its_keywords_is_read_once(monkeypatch):
+    asked, read = [], jsonargparse_private.get_signature_parameters
+    monkeypatch.setattr(
+        jsonargparse_private, "get_signature_parameters", lambda cls: asked.append(cls) or read(cls)
+    )
+    heir = type("Heir", (Notes,), {})
+    assert "notes" in inspect.signature(heir).parameters
+    assert asked == [heir]
 
 
 def test_each_setting_of_yaml_is_in_the_signature_and_in_help():

@@ -34,6 +34,7 @@ GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 
 
 _weights_follow = ContextVar("weights_follow", default=False)
+_settings_are_read = ContextVar("settings_are_read", default=False)
 
 
 @contextmanager
@@ -62,8 +63,9 @@ class _AllSettings:
     """`__signature__` of a class: its settings, with those behind `**kwargs` of its constructor."""
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")  # an instance has the signature of its `__call__`
+        # An instance has the signature of its `__call__`; the parser looks at all attributes of a class.
+        if instance is not None or _settings_are_read.get():
+            raise AttributeError("__signature__")
         arguments = _arguments(owner)
         if settings := settings_of_class(owner):
             star = any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
@@ -98,7 +100,11 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     """
     from lightning_rl.system.jsonargparse_private import parameters_of  # imports the parser
 
-    settings = parameters_of(cls)
+    token = _settings_are_read.set(True)
+    try:
+        settings = parameters_of(cls)
+    finally:
+        _settings_are_read.reset(token)
     has_kwargs = any(argument.kind is argument.VAR_KEYWORD for argument in _arguments(cls))
     uses_kwargs = has_kwargs and all(_is_own(setting, cls) for setting in settings.values())
     return None if uses_kwargs else settings
