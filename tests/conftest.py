@@ -39,6 +39,8 @@ TOGETHER = {
     "tests/numerics/test_reward_classifier.py": "one dataset and one classifier for all",
     "tests/test_architecture.py": "one syntax tree of each file for all",
     "tests/numerics/test_recap.py": "one run of rounds for all",
+    "tests/numerics/test_graphs.py": "one export of a flow for all",
+    "tests/cli/test_first_check.py": "one list of all names for all",
     "tests/core/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
 """Files whose tests run in one worker, with the reason; other tests run in any worker."""
