@@ -116,7 +116,10 @@ fetch)
   ;;
 adroit)
   export PYTHONPATH=docs/examples
-  row demonstrations $SUCCESS docs/examples/adroit_door.yaml 100 "21 22 23" --name adroit_door.yaml --env AdroitHandDoor-v1
+  rl-cli fit --config docs/examples/adroit_door.yaml --data.replay ReplayBuffer --data.total_env_steps 200_000 --seed_everything 1 \
+    --model.random_env_steps 5_000 --model.lr_schedule constant --trainer.run_dir outputs/adroit_expert
+  rl-cli record --path demonstrations/adroit_door --ckpt_path outputs/adroit_expert --episodes 30 --trust_code true
+  run docs/examples/adroit_door.yaml 100 "42 43 44" --metric $SUCCESS
   ;;
 pick_cube)
   python scripts/hil_pick_cube.py record demonstrations/pick_cube
