@@ -40,6 +40,7 @@ TOGETHER = {
     "tests/test_architecture.py": "one syntax tree of each file for all",
     "tests/numerics/test_recap.py": "one run of rounds for all",
     "tests/numerics/test_graphs.py": "one export of a flow for all",
+    "tests/security/test_graphs.py": "the same",
     "tests/cli/test_first_check.py": "one list of all names for all",
     "tests/core/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
