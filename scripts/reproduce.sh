@@ -117,7 +117,7 @@ fetch)
 adroit)
   export PYTHONPATH=docs/examples
   rl-cli fit --config docs/examples/adroit_door.yaml --data.replay ReplayBuffer --data.total_env_steps 200_000 --seed_everything 1 \
-    --model.random_env_steps 5_000 --model.lr_schedule constant --trainer.run_dir outputs/adroit_expert
+    --model.random_env_steps 5_000 --model.learning_starts null --model.lr_schedule constant --trainer.run_dir outputs/adroit_expert
   rl-cli record --path demonstrations/adroit_door --ckpt_path outputs/adroit_expert --episodes 30 --trust_code true
   run docs/examples/adroit_door.yaml 100 "42 43 44" --metric $SUCCESS
   ;;

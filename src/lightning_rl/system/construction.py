@@ -63,8 +63,8 @@ class _AllSettings:
     """`__signature__` of a class: its settings, with those behind `**kwargs` of its constructor."""
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        # An instance has the signature of its `__call__`; while the parser reads the settings of a
-        # class that uses its `**kwargs`, it looks at all attributes.
+        # An instance has the signature of its `__call__`. The parser looks at all attributes of a
+        # class that uses its `**kwargs`: this one would ask the parser again.
         if instance is not None or _settings_are_read.get():
             raise AttributeError("__signature__")
         arguments = _arguments(owner)
